@@ -1,0 +1,16 @@
+from . import attention as attention
+from . import checks as checks
+from . import errors as errors
+from . import layers as layers
+from . import models as models
+from . import positions as positions
+from . import recipes as recipes
+from . import registry as registry
+from . import report as report
+from . import tasks as tasks
+from . import train as train
+from ._version import __version__ as __version__
+from .registry import MethodInfo as MethodInfo
+from .registry import Paper as Paper
+from .registry import get_method as get_method
+from .registry import list_methods as list_methods

@@ -1,0 +1,41 @@
+"""The tree of commands; each module is imported on use and loads what is heavy inside."""
+
+from __future__ import annotations
+
+from cyclopts import App, Group
+
+from gossamer._version import __version__
+
+__all__ = ["build_app"]
+
+_EVIDENCE, _SEQUENCES = Group("Evidence", sort_key=1), Group("Sequences", sort_key=2)
+
+# name, module and group; the function is `run` in that module, its docstring the help. A module
+# named `list` would hide the built-in in this package.
+_COMMANDS = (
+    ("list", "listing", _EVIDENCE),
+    ("info", "info", _EVIDENCE),
+    ("doctor", "doctor", _EVIDENCE),
+    ("reproduce", "reproduce", _EVIDENCE),
+    ("report", "report", _EVIDENCE),
+    ("train", "train", _SEQUENCES),
+    ("solve", "solve", _SEQUENCES),
+)
+
+
+def build_app() -> App:
+    """Return the application."""
+    app = App(
+        name="gossamer",
+        help=(
+            "Research on big models and big matrices: claims checked on your machine. "
+            "Start with: gossamer reproduce position-coupling"
+        ),
+        version=__version__,
+        suppress_keyboard_interrupt=False,
+        help_format="plaintext",
+        group_commands=Group("Other", sort_key=8),
+    )
+    for name, module, group in _COMMANDS:
+        app.command(f"gossamer.cli.{module}:run", name=name, group=group)
+    return app

@@ -1,0 +1,58 @@
+"""Options that every command takes, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+__all__ = ["COMMON", "Common", "print_json", "set_threads"]
+
+_GROUP = Group("Common options", sort_key=9)
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True)
+class Common:
+    """Options of every command.
+
+    Args:
+        seed: Seed of all randomness.
+        device: Where tensors live.
+        threads: Threads of each process; default 1 for jobs that run side by side, else all cores.
+        out: Output folder; default `runs/<command or recipe>`, with -2, -3, ... when taken.
+        json: Print the result as JSON on standard output.
+        quiet: Show no progress.
+        debug: Show the traceback of an error.
+    """
+
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    threads: int | None = None
+    out: Path | None = None
+    json: Annotated[bool, Parameter(negative="")] = False
+    quiet: Annotated[bool, Parameter(negative="")] = False
+    debug: Annotated[bool, Parameter(negative="")] = False
+
+
+COMMON = Common()
+
+
+def set_threads(common: Common) -> None:
+    """Limit torch to the threads asked for; all cores when none were."""
+    if common.threads is not None:
+        import torch
+
+        from gossamer.checks import check_range
+
+        check_range(common.threads, "threads", low=1)
+        torch.set_num_threads(common.threads)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print a result as JSON on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))

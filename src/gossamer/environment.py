@@ -1,0 +1,49 @@
+"""The machine and the versions behind a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gossamer._version import __version__
+
+__all__ = ["describe_environment"]
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return what `environment.json` holds; plain values, nothing that names a person or a place.
+
+    Example:
+        >>> "python" in describe_environment()
+        True
+    """
+    packages = (
+        "torch",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "accelerate",
+        "safetensors",
+        "matplotlib",
+    )
+    return {
+        "gossamer": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "finished": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    linux = Path("/proc/cpuinfo")
+    for line in linux.read_text(encoding="utf-8").splitlines() if linux.exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,167 @@
+"""Files that are whole or not there: written to a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import DataError
+
+__all__ = [
+    "begin_folder",
+    "choose_folder",
+    "read_json",
+    "read_text",
+    "read_toml",
+    "replacing",
+    "write_json",
+    "write_text",
+]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it to `path` when the block ends well.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "a.txt"
+        >>> with replacing(target) as temporary:
+        ...     _ = temporary.write_text("whole")
+        >>> target.read_text()
+        'whole'
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file as UTF-8, line ends as given, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write JSON, indented, atomically; keys keep their order, NaN and infinity become null."""
+    text = json.dumps(_without_nan(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def read_text(path: str | os.PathLike[str], remedy: str = "Check the path.") -> str:
+    """Read UTF-8 text; line ends are kept as they are.
+
+    Raises:
+        DataError: If the file is missing or no UTF-8; the message ends with `remedy`.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist. {remedy}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} must be UTF-8 text; byte {error.start} is not. {remedy}") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
+
+
+def read_json(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        DataError: If the file is missing or malformed; the message names file, line and column.
+    """
+    text = read_text(path, remedy)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20].strip()
+        raise DataError(
+            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}), "
+            f"near {near!r}. {remedy}"
+        ) from None
+    if not isinstance(data, dict):
+        raise DataError(f"{path} must hold a JSON object; got a {type(data).__name__}. {remedy}")
+    return data
+
+
+def read_toml(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> dict[str, Any]:
+    """Read TOML.
+
+    Raises:
+        DataError: If the file is missing or malformed; the message names the file and the place.
+    """
+    try:
+        return tomllib.loads(read_text(path, remedy))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{path}: not valid TOML, {error}. {remedy}") from None
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def choose_folder(
+    default: str, out: str | os.PathLike[str] | None, *, resume: bool = False
+) -> Path:
+    """Return the folder of a run: a new one, or with `resume` the one to go on with.
+
+    Args:
+        default: Path used when `out` is not given; `-2`, `-3`, ... is added when it is taken.
+        out: What the user asked for, or `None`.
+        resume: Take the newest existing one instead.
+
+    Raises:
+        DataError: If `out` holds another run already and `resume` is false.
+
+    Example:
+        >>> choose_folder("runs/none-yet", None)
+        PosixPath('runs/none-yet')
+    """
+    if out is not None:
+        folder = Path(out)
+        if not resume and folder.exists() and (folder.is_file() or any(folder.iterdir())):
+            raise DataError(
+                f"--out must name a new or empty folder; {folder} has content. "
+                "Choose another, or continue that run with --resume."
+            )
+        return folder
+    number = 1
+    while _numbered(default, number).exists():
+        number += 1
+    return _numbered(default, max(1, number - 1) if resume else number)
+
+
+def begin_folder(folder: Path, settings: str, *, resume: bool) -> None:
+    """Write the settings of a run to its `config.toml`; a resumed run must have the same ones.
+
+    Raises:
+        DataError: If the folder was begun with other settings.
+    """
+    path = folder / "config.toml"
+    if resume and path.exists() and path.read_text(encoding="utf-8") != settings:
+        raise DataError(
+            f"{folder} was begun with other settings, kept in {path}; a run resumes only with "
+            "its own. Give the same options, or another --out."
+        )
+    write_text(path, settings)
+
+
+def _numbered(path: str, number: int) -> Path:
+    return Path(path if number == 1 else f"{path}-{number}")

@@ -1,0 +1,5 @@
+"""Feed-forward blocks and what else stands between two attention layers."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

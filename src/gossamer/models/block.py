@@ -1,0 +1,134 @@
+"""One transformer layer, and the plain-value options it is built from."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from gossamer.attention import LayerCache, MultiHeadAttention
+from gossamer.checks import check_choice, check_keys
+from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, Residual
+from gossamer.positions import Positions
+
+__all__ = ["TransformerBlock", "build_feed_forward", "named_options"]
+
+Options = str | dict[str, Any]
+
+
+def named_options(value: Options, what: str) -> tuple[str, dict[str, Any]]:
+    """Split `"name"` or `{"name": ..., option: ...}` into name and options.
+
+    Example:
+        >>> named_options({"name": "fire", "share": True}, "positions")
+        ('fire', {'share': True})
+    """
+    if isinstance(value, str):
+        return value, {}
+    check_keys([] if "name" in value else ["(no name)"], ["name"], what)
+    return value["name"], {key: option for key, option in value.items() if key != "name"}
+
+
+def build_feed_forward(value: Options, dim: int) -> nn.Module:
+    """Build a feed-forward block from a name or a dict of plain values.
+
+    Args:
+        value: An activation (`"gelu"`: a plain block with it), `"gated"`, or a dict such as
+            `{"name": "gated", "activation": "gelu", "hidden_dim": 256}`; `hidden_dim` defaults to
+            4 times `dim`.
+        dim: Model width.
+
+    Example:
+        >>> build_feed_forward({"name": "gated", "hidden_dim": 16}, 8)
+        GatedFeedForward(
+          (gate): Linear(in_features=8, out_features=16, bias=False)
+          (up): Linear(in_features=8, out_features=16, bias=False)
+          (down): Linear(in_features=16, out_features=8, bias=False)
+        )
+    """
+    name, options = named_options(value, "feed_forward")
+    check_choice(name, (*ACTIVATIONS, "gated"), "feed_forward")
+    check_keys(
+        options,
+        ("hidden_dim", "bias", *(["activation"] if name == "gated" else [])),
+        "feed_forward",
+    )
+    hidden_dim = options.pop("hidden_dim", 4 * dim)
+    if name == "gated":
+        return GatedFeedForward(dim, hidden_dim, **options)
+    return FeedForward(dim, hidden_dim, activation=name, **options)
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feed-forward, each inside a residual connection.
+
+    Args:
+        dim: Model width.
+        num_heads: Attention heads.
+        feed_forward: As in `build_feed_forward`.
+        attention: Options of `MultiHeadAttention`, or `None`.
+        norm: `"pre"`, `"post"`, `"pre_post"`, or a dict such as
+            `{"name": "pre", "kind": "layer", "eps": 1e-5}`.
+
+    Shape:
+        - x and output: `(B, T, dim)`.
+
+    Example:
+        >>> import torch
+        >>> TransformerBlock(8, 2)(torch.zeros(1, 3, 8), causal=True).shape
+        torch.Size([1, 3, 8])
+
+    Source: Vaswani et al. 2017, figure 1.
+    Deviations: none
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        feed_forward: Options = "gelu",
+        attention: dict[str, Any] | None = None,
+        norm: Options = "pre",
+    ) -> None:
+        super().__init__()
+        options = dict(attention or {})
+        known = list(inspect.signature(MultiHeadAttention).parameters)[2:]
+        check_keys(options, known, "attention")
+        style, norm_options = named_options(norm, "norm")
+        check_keys(norm_options, ("kind", "eps"), "norm")
+        self.attention = MultiHeadAttention(dim, num_heads, **options)
+        self.feed_forward = build_feed_forward(feed_forward, dim)
+        self.around_attention = Residual(dim, style, **norm_options)
+        self.around_feed_forward = Residual(dim, style, **norm_options)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        bias: Tensor | None = None,
+        positions: Positions | None = None,
+        ids: Tensor | None = None,
+        index: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Apply the layer; the keywords are those of `MultiHeadAttention.forward`."""
+
+        def attend_to(y: Tensor) -> Tensor:
+            out: Tensor = self.attention(
+                y,
+                mask,
+                causal=causal,
+                bias=bias,
+                positions=positions,
+                ids=ids,
+                index=index,
+                cache=cache,
+            )
+            return out
+
+        x = self.around_attention(x, attend_to)
+        return self.around_feed_forward(x, self.feed_forward)  # type: ignore[no-any-return]

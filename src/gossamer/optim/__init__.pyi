@@ -1,0 +1,1 @@
+from .schedules import warmup_cosine as warmup_cosine

@@ -1,0 +1,5 @@
+"""Position encodings and coupling rules: ids in; embedding, rotation or bias out."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,16 @@
+from .alibi import AlibiPositions as AlibiPositions
+from .alibi import alibi_slopes as alibi_slopes
+from .base import Positions as Positions
+from .base import check_ids as check_ids
+from .base import relative_ids as relative_ids
+from .build import POSITION_NAMES as POSITION_NAMES
+from .build import build_positions as build_positions
+from .coupled import CoupledRelativePositions as CoupledRelativePositions
+from .fire import FirePositions as FirePositions
+from .ids import abacus_ids as abacus_ids
+from .ids import couple_groups as couple_groups
+from .ids import shift_ids as shift_ids
+from .learned import CoupledPositions as CoupledPositions
+from .learned import LearnedPositions as LearnedPositions
+from .none import NoPositions as NoPositions
+from .rope import RopePositions as RopePositions

@@ -1,0 +1,115 @@
+"""The methods of this theme; torch-free."""
+
+from gossamer.registry import MethodInfo, Paper
+
+METHODS = (
+    MethodInfo(
+        name="position-coupling",
+        theme="positions",
+        title="Position coupling: tokens that play the same role share a position id",
+        paper=Paper(
+            "Cho et al.",
+            "Position Coupling: Improving Length Generalization of Arithmetic Transformers "
+            "Using Task Structure",
+            2024,
+            "NeurIPS",
+            "2405.20671",
+        ),
+        symbols=(
+            "CoupledPositions",
+            "CoupledRelativePositions",
+            "couple_groups",
+            "shift_ids",
+            "abacus_ids",
+        ),
+        recipes=("position-coupling", "position-coupling-table"),
+        status="checked",
+        deviations=(
+            "the default is a relative bias with a gain of 10 and a length scale by the "
+            "query's index, "
+            "which the paper does not have; the paper's learned table is the recipe "
+            "position-coupling-table",
+            "one operand width for each batch in place of padding",
+            "with a table, tests start in the middle of it (authors: at 1)",
+            "the last step is reported (authors: the checkpoint with the best loss on long "
+            "validation data)",
+        ),
+    ),
+    MethodInfo(
+        name="fire",
+        theme="positions",
+        title="FIRE: functional relative positions with progressive interpolation",
+        paper=Paper(
+            "Li et al.",
+            "Functional Interpolation for Relative Positions Improves Long Context Transformers",
+            2024,
+            "ICLR",
+            "2310.04418",
+        ),
+        symbols=("FirePositions",),
+        recipes=(),
+        status="partial",
+        deviations=(
+            "the bidirectional form is our convention; the paper's for encoders is unconfirmed",
+        ),
+    ),
+    MethodInfo(
+        name="rope",
+        theme="positions",
+        title="RoPE: rotary position encoding, for any integer ids",
+        paper=Paper(
+            "Su et al.",
+            "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+            2021,
+            "Neurocomputing",
+            "2104.09864",
+        ),
+        symbols=("RopePositions",),
+        recipes=(),
+        status="partial",
+        deviations=("none",),
+    ),
+    MethodInfo(
+        name="alibi",
+        theme="positions",
+        title="ALiBi: a fixed bias that falls linearly with distance",
+        paper=Paper(
+            "Press et al.",
+            "Train Short, Test Long: Attention with Linear Biases Enables Input Length "
+            "Extrapolation",
+            2022,
+            "ICLR",
+            "2108.12409",
+        ),
+        symbols=("AlibiPositions", "alibi_slopes"),
+        recipes=(),
+        status="partial",
+        deviations=("none",),
+    ),
+    MethodInfo(
+        name="learned-positions",
+        theme="positions",
+        title="Learned absolute positions, with a random start in training",
+        paper=Paper("Vaswani et al.", "Attention Is All You Need", 2017, "NeurIPS", "1706.03762"),
+        symbols=("LearnedPositions",),
+        recipes=(),
+        status="partial",
+        deviations=("with a random start, evaluation begins at max_position // 4 (authors: at 0)",),
+    ),
+    MethodInfo(
+        name="no-positions",
+        theme="positions",
+        title="NoPE: no position encoding, a causal mask is the only order",
+        paper=Paper(
+            "Kazemnejad et al.",
+            "The Impact of Positional Encoding on Length Generalization in Transformers",
+            2023,
+            "NeurIPS",
+            "2305.19466",
+        ),
+        symbols=("NoPositions",),
+        recipes=(),
+        status="partial",
+        deviations=("none",),
+    ),
+)

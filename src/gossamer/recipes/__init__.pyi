@@ -1,0 +1,11 @@
+from ._base import Arm as Arm
+from ._base import Claim as Claim
+from ._base import Column as Column
+from ._base import Figure as Figure
+from ._base import Outcome as Outcome
+from ._base import Recipe as Recipe
+from ._base import build_config as build_config
+from ._jobs import find_recipe as find_recipe
+from ._jobs import list_recipes as list_recipes
+from ._runner import RunResult as RunResult
+from ._runner import run_recipe as run_recipe

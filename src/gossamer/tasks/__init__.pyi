@@ -1,0 +1,10 @@
+from .addition import AdditionTask as AdditionTask
+from .base import Batch as Batch
+from .base import BatchStream as BatchStream
+from .base import Example as Example
+from .base import GridCell as GridCell
+from .base import Task as Task
+from .base import collate as collate
+from .base import parse_range as parse_range
+from .build import TASK_NAMES as TASK_NAMES
+from .build import build_task as build_task

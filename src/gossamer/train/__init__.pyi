@@ -1,0 +1,17 @@
+from .checkpoint import load_checkpoint as load_checkpoint
+from .checkpoint import save_checkpoint as save_checkpoint
+from .config import TrainConfig as TrainConfig
+from .evaluation import GridResult as GridResult
+from .evaluation import evaluate_task as evaluate_task
+from .job import TrainJob as TrainJob
+from .job import load_run as load_run
+from .job import train_task as train_task
+from .logging import FileLogger as FileLogger
+from .logging import Logger as Logger
+from .logging import NoLogger as NoLogger
+from .loop import NumberedBatches as NumberedBatches
+from .loop import Trainer as Trainer
+from .loop import TrainResult as TrainResult
+from .losses import answer_loss as answer_loss
+from .solve import SolveResult as SolveResult
+from .solve import solve_queries as solve_queries

@@ -1,0 +1,131 @@
+"""Exact match of a model over a grid of lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.checks import check_range
+from gossamer.models import Decoder
+from gossamer.tasks import Batch, GridCell, Task
+
+__all__ = ["GridResult", "evaluate_task"]
+
+_TOKENS_AT_ONCE = 16384
+
+
+@dataclass(frozen=True)
+class GridResult:
+    """Exact match in every cell of a grid.
+
+    Args:
+        cells: One dict for each cell: its coordinates, `exact_match` (share of samples whose whole
+            answer is right, 0 to 1), `token_accuracy` (teacher-forced) and `num_samples`.
+    """
+
+    cells: tuple[dict[str, Any], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the cells as plain rows."""
+        return [dict(cell) for cell in self.cells]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {"cells": self.rows()}
+
+
+def evaluate_task(
+    model: Decoder,
+    task: Task,
+    grid: Mapping[str, Any] | Iterable[GridCell],
+    *,
+    num_samples: int = 500,
+    answer_only: bool = False,
+    generator: torch.Generator | None = None,
+) -> GridResult:
+    """Measure how often a model's whole answer is right, cell by cell.
+
+    An answer whose every token is right when the true tokens before it are given is the answer
+    that greedy decoding produces, so one forward pass serves; `answer_only` decodes instead, since
+    with a scratchpad the final answer alone has no such short cut.
+
+    Args:
+        model: Set to evaluation mode meanwhile.
+        task: What it was trained on.
+        grid: Axes for `task.grid`, such as `{"digits": [10, 20]}`, or cells.
+        num_samples: Samples in each cell. Range: >= 1. Default 500.
+        answer_only: Compare the decoded answer alone. Default false.
+        generator: Draws the samples; default one with seed 0.
+
+    Raises:
+        ConfigError: If the grid needs ids beyond the model's table.
+
+    Example:
+        >>> from gossamer.tasks import AdditionTask
+        >>> task = AdditionTask((1, 3))
+        >>> result = evaluate_task(Decoder(14, 16, 1, 2), task, {"digits": [3]}, num_samples=5)
+        >>> result.rows()[0]["digits"]
+        3
+
+    Source: Cho et al., NeurIPS 2024, section 5: exact match of answer and end token.
+    Deviations: none
+    """
+    check_range(num_samples, "num_samples", low=1)
+    cells = task.grid(**grid) if isinstance(grid, Mapping) else list(grid)
+    generator = generator or torch.Generator().manual_seed(0)
+    was_training = model.training
+    model.eval()
+    try:
+        rows = [_evaluate_cell(model, cell, num_samples, answer_only, generator) for cell in cells]
+    finally:
+        model.train(was_training)
+    return GridResult(tuple(rows))
+
+
+@torch.no_grad()
+def _evaluate_cell(
+    model: Decoder, cell: GridCell, num_samples: int, answer_only: bool, generator: torch.Generator
+) -> dict[str, Any]:
+    batch = cell.task.sample(num_samples, generator=generator, split="test").to(model.device)
+    size = max(1, _TOKENS_AT_ONCE // batch.tokens.shape[1])
+    exact = right = total = 0
+    for part in _parts(batch, size):
+        correct = _correct_tokens(model, part)
+        wanted = part.loss_mask[:, 1:]
+        right += int((correct & wanted).sum())
+        total += int(wanted.sum())
+        whole = (
+            _decoded_right(model, cell.task, part) if answer_only else (correct | ~wanted).all(1)
+        )
+        exact += int(whole.sum())
+    return {
+        **cell.coordinates,
+        "exact_match": exact / num_samples,
+        "token_accuracy": right / total,
+        "num_samples": num_samples,
+    }
+
+
+def _parts(batch: Batch, size: int) -> Iterable[Batch]:
+    for begin in range(0, len(batch), size):
+        part = slice(begin, begin + size)
+        yield Batch(batch.tokens[part], batch.position_ids[part], batch.loss_mask[part])
+
+
+def _correct_tokens(model: Decoder, batch: Batch) -> Tensor:
+    logits: Tensor = model(batch.tokens[:, :-1], batch.position_ids[:, :-1])
+    return logits.argmax(-1) == batch.tokens[:, 1:]
+
+
+def _decoded_right(model: Decoder, task: Task, batch: Batch) -> Tensor:
+    begin = int(batch.loss_mask[0].float().argmax())
+    new = batch.tokens.shape[1] - begin
+    produced = model.generate(
+        batch.tokens[:, :begin], batch.position_ids, max_new_tokens=new, eos=task.eos
+    )
+    pairs = zip(produced, batch.tokens[:, begin:], strict=True)
+    return torch.tensor([task.decode(p) == task.decode(t) for p, t in pairs])
