@@ -27,11 +27,12 @@ class _Lines:
     def __init__(self, what: str, total: float, interval: float) -> None:
         self._what, self._total, self._interval = what, total, interval
         self._last = time.monotonic()
+        self._ended = False
 
     def update(self, done: float, note: str = "") -> None:
-        now = time.monotonic()
-        if now - self._last >= self._interval or done >= self._total:
-            self._last = now
+        now, at_end = time.monotonic(), done >= self._total
+        if (now - self._last >= self._interval or at_end) and not self._ended:
+            self._last, self._ended = now, at_end
             share = f"{100 * done / self._total:.0f} %" if self._total else "done"
             print(f"{self._what}: {share} {note}".rstrip(), file=sys.stderr, flush=True)
 

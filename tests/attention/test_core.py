@@ -115,13 +115,18 @@ def test_layer_with_free_sizes(out_norm) -> None:
     assert layer.to_v.out_features == 6
 
 
-def test_zero_start_gives_equal_weights_that_learn() -> None:
-    layer = MultiHeadAttention(8, 2, query_start="zero", bias=False)
+def test_a_scale_of_the_logits_starts_alike_and_learns_faster() -> None:
+    torch.manual_seed(0)
+    plain = MultiHeadAttention(8, 2)
+    torch.manual_seed(0)
+    scaled = MultiHeadAttention(8, 2, scale=1.0)
     x = torch.randn(1, 5, 8)
-    mean = layer.to_out(layer.to_v(x).mean(1, keepdim=True))
-    torch.testing.assert_close(layer(x), mean.expand(-1, 5, -1))
-    layer(x).square().sum().backward()
-    assert layer.to_q.weight.grad.abs().sum() > 0
+    torch.testing.assert_close(scaled(x), plain(x))
+    for layer in (plain, scaled):
+        layer(x).square().sum().backward()
+    # the same step of the query weights moves a logit by sqrt(head_dim) more
+    ratio = scaled.to_q.weight.grad / plain.to_q.weight.grad
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 2.0), rtol=1e-3, atol=1e-3)
 
 
 def test_out_norm_keeps_the_spread_of_uniform_attention() -> None:
@@ -145,7 +150,7 @@ def test_out_norm_keeps_the_spread_of_uniform_attention() -> None:
         ({"num_kv_heads": 3}, "multiple of num_kv_heads"),
         ({"out_norm": "batch"}, "unknown out_norm"),
         ({"dropout": 2.0}, "dropout must be"),
-        ({"query_start": "one"}, "unknown query_start"),
+        ({"scale": 0.0}, "scale must be"),
         ({"num_heads": 0}, "num_heads must be"),
     ],
 )
