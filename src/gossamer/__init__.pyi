@@ -3,6 +3,7 @@ from . import checks as checks
 from . import errors as errors
 from . import layers as layers
 from . import models as models
+from . import optim as optim
 from . import positions as positions
 from . import recipes as recipes
 from . import registry as registry

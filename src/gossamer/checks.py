@@ -6,6 +6,7 @@ They work on anything with a `shape` (NumPy, torch), so that this file imports n
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "check_range",
     "check_same_shape",
     "check_shape",
+    "check_table",
 ]
 
 
@@ -145,31 +147,54 @@ def check_range(
     low: float | None = None,
     high: float | None = None,
     open_low: bool = False,
+    integer: bool = False,
 ) -> None:
-    """Check that a number lies in a range.
+    """Check that a value is a finite number in a range.
 
     Args:
-        value: The number; NaN lies in no range.
+        value: The number; NaN and infinity lie in no range, truth values are no numbers.
         name: The argument's name, for the message.
         low: Least value, or `None`.
         high: Greatest value, or `None`.
         open_low: If true, `low` itself is refused.
+        integer: If true, only integers are accepted.
 
     Raises:
-        ConfigError: If the number is outside.
+        ConfigError: If the value is no such number, or outside.
 
     Example:
         >>> check_range(0.5, "dropout", low=0.0, high=1.0)
     """
+    kind = int if integer else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind):
+        wanted = "an integer" if integer else "a number"
+        raise ConfigError(f"{name} must be {wanted}; got {value!r}. Change {name}.")
     too_low = low is not None and not (value > low if open_low else value >= low)
     too_high = high is not None and not value <= high
-    if too_low or too_high:
-        parts = []
+    if too_low or too_high or not math.isfinite(value):
+        parts = ["finite"] if not math.isfinite(value) and low is None and high is None else []
         if low is not None:
             parts.append(f"{'>' if open_low else '>='} {low:g}")
         if high is not None:
             parts.append(f"<= {high:g}")
         raise ConfigError(f"{name} must be {' and '.join(parts)}; got {value}. Change {name}.")
+
+
+def check_table(value: Any, name: str) -> None:
+    """Check that a value is a table of options.
+
+    Args:
+        value: What the user gave.
+        name: What it is, for example `"[model] of run.toml"`.
+
+    Raises:
+        ConfigError: If it is none.
+
+    Example:
+        >>> check_table({"dim": 64}, "[model]")
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a table of options; got {value!r}. Write it as a table.")
 
 
 def check_finite(value: Any, name: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gossamer._version import __version__
 
-__all__ = ["describe_environment"]
+__all__ = ["describe_environment", "package_versions"]
 
 
 def describe_environment() -> dict[str, Any]:
@@ -36,9 +37,25 @@ def describe_environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in packages},
+        "packages": package_versions(packages),
         "finished": time.strftime("%Y-%m-%d"),
     }
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the installed version of each package, or `"missing"`.
+
+    Example:
+        >>> package_versions(["no-such-package"])
+        {'no-such-package': 'missing'}
+    """
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return versions
 
 
 def _processor() -> str:

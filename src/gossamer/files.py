@@ -17,9 +17,11 @@ __all__ = [
     "begin_folder",
     "choose_folder",
     "read_json",
+    "read_lines",
     "read_text",
     "read_toml",
     "replacing",
+    "without_nan",
     "write_json",
     "write_text",
 ]
@@ -55,7 +57,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write JSON, indented, atomically; keys keep their order, NaN and infinity become null."""
-    text = json.dumps(_without_nan(value), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(without_nan(value), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
 
@@ -95,6 +97,28 @@ def read_json(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> d
     return data
 
 
+def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read JSON objects, one a line, up to a line that an interruption cut short."""
+    rows = []
+    for line in read_text(path).splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def without_nan(value: Any) -> Any:
+    """Return nested plain values with NaN and infinity, which JSON lacks, as `None`."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 def read_toml(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> dict[str, Any]:
     """Read TOML.
 
@@ -107,20 +131,10 @@ def read_toml(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> d
         raise DataError(f"{path}: not valid TOML, {error}. {remedy}") from None
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def choose_folder(
     default: str, out: str | os.PathLike[str] | None, *, resume: bool = False
 ) -> Path:
-    """Return the folder of a run: a new one, or with `resume` the one to go on with.
+    """Return the folder of a run: a new one, made, or with `resume` the one to go on with.
 
     Args:
         default: Path used when `out` is not given; `-2`, `-3`, ... is added when it is taken.
@@ -131,21 +145,33 @@ def choose_folder(
         DataError: If `out` holds another run already and `resume` is false.
 
     Example:
-        >>> choose_folder("runs/none-yet", None)
-        PosixPath('runs/none-yet')
+        >>> import tempfile
+        >>> choose_folder(f"{tempfile.mkdtemp()}/run", None).name
+        'run'
     """
     if out is not None:
         folder = Path(out)
-        if not resume and folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        if folder.is_file():
+            raise DataError(f"--out must name a folder; {folder} is a file. Choose another.")
+        if not resume and folder.exists() and any(folder.iterdir()):
             raise DataError(
                 f"--out must name a new or empty folder; {folder} has content. "
                 "Choose another, or continue that run with --resume."
             )
         return folder
     number = 1
-    while _numbered(default, number).exists():
-        number += 1
-    return _numbered(default, max(1, number - 1) if resume else number)
+    taken = [n for n in range(1, 10_000) if _numbered_path(default, n).exists()] if resume else []
+    if taken:
+        return _numbered_path(default, taken[-1])
+    while True:
+        folder = _numbered_path(default, number)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()  # two runs that start together never get the same one
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 def begin_folder(folder: Path, settings: str, *, resume: bool) -> None:
@@ -163,5 +189,5 @@ def begin_folder(folder: Path, settings: str, *, resume: bool) -> None:
     write_text(path, settings)
 
 
-def _numbered(path: str, number: int) -> Path:
+def _numbered_path(path: str, number: int) -> Path:
     return Path(path if number == 1 else f"{path}-{number}")

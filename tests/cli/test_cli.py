@@ -116,6 +116,14 @@ def test_the_modules_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--task", "addition", "--steps", "0"], 2, "steps must be >= 1; got 0"),
         (["solve", "none", "1+2"], 2, "none is no folder"),
         (["report", "none"], 2, "is not a run folder"),
+        (["reproduce", TOY, "--seed", "-1"], 2, "seed must be >= 0"),
+        (["reproduce", TOY, "--jobs", "0"], 2, "jobs must be >= 1"),
+        (["reproduce", TOY, "--threads", "0"], 2, "threads must be >= 1"),
+        (["reproduce", TOY, "--out", __file__], 2, "is a file"),
+        (["reproduce", TOY, "--out", "/proc/nothing"], 2, "/proc/nothing"),
+        (["train", "--task", "addition", "--seed", "99999999999999999999"], 2, "seed must be"),
+        (["train", "--task", "addition:digits=1-99999999999999999999"], 2, "digits must be"),
+        (["train", "--task", "addition", "--positions", "coupled"], 2, "needs the option 'max_pos"),
     ],
 )
 def test_user_errors_are_one_line(
@@ -288,11 +296,80 @@ def test_solve(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+BAD_JOBS = [
+    '[model]\ndim = "a"', "[model]\ndim = 16.5", "[model]\npositions = 3", "[model]\nattention = 3",
+    "[model]\nattention = {head_dim = -4}", "[model]\nattention = {num_kv_heads = -2}", "model = 3",
+    "train = 3", "batch_size = 2.5", 'seed = "x"', "[train]\nsteps = 2.5", "[train]\nbetas = 3",
+    "[train]\nbetas = [0.9]", "[train]\nbetas = [0.9, 1.0]", "[train]\nlr = inf",
+    "[train]\ncheckpoint_every = 1.5", '[model]\npositions = {name = "fire", share = "no"}',
+    '[model]\npositions = {name = "fire", init_c = nan}', "[model]\npositions = {name = 5}",
+]  # fmt: skip
+BAD_TASKS = [
+    "task = 3", 'task = "addition"', "[task]\nname = 5", '[task]\nname = "addition"\ndigits = 3.7',
+    '[task]\nname = "addition"\ndigits = true', '[task]\nname = "addition"\ndigits = [1.5, 2.5]',
+    '[task]\nname = "addition"\nmax_position = "a"', '[task]\nname = "addition"\noperands = 2.5',
+    '[task]\nname = "addition"\ncarry_chains = "x"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", [*(f'{t}\n[task]\nname = "addition"' for t in BAD_JOBS), *BAD_TASKS]
+)
+def test_wrong_types_in_a_job_are_user_errors(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.toml").write_text(text + "\n")
+    assert run("train", "--config", "job.toml", "--quiet") == 2, text
+    assert "must be" in capsys.readouterr().err
+    assert not Path("runs").exists() or not list(Path("runs").glob("*/*"))
+
+
+def test_solve_takes_long_numbers_and_named_folders(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("solve", str(trained), "9" * 200 + "+" + "8" * 200, "--no-check") == 0
+    run("reproduce", TOY, "--jobs", "1", "--seeds", "1", "--out", "toy")
+    capsys.readouterr()
+    assert run("solve", "toy", "1+2") == 2
+    assert "is one of `gossamer reproduce`, which keeps no model" in capsys.readouterr().err
+    Path("binary.txt").write_bytes(b"1+2\n\xff\xfe\n")
+    assert run("solve", str(trained), "binary.txt") == 2
+    assert "must be UTF-8" in capsys.readouterr().err
+
+
+def test_json_of_one_seed_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    run("reproduce", TOY, "--jobs", "1", "--seeds", "1", "--json", "--quiet")
+    out = capsys.readouterr().out
+    assert "NaN" not in out
+    assert json.loads(out)["claims"][0]["interval"] == [None, None]
+
+
+def test_a_table_limits_what_is_tested(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.toml").write_text(
+        '[task]\nname = "addition"\ndigits = [1, 3]\n[model]\ndim = 16\nnum_heads = 2\n'
+        'positions = {name = "learned", max_position = 30}\n[train]\nsteps = 2\n'
+    )
+    assert run("train", "--config", "job.toml", "--quiet", "--device", "cpu") == 0
+    cells = read_json("runs/train/summary.json")["cells"]
+    assert [cell["digits"] for cell in cells] == [3, 6]
+
+
+def test_the_option_wins_over_the_seed_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.toml").write_text("seeds = [7, 9]\n")
+    assert run("reproduce", TOY, "--config", "c.toml", "--jobs", "1", "--out", "a") == 0
+    assert read_json("a/summary.json")["seeds"] == [7, 9]
+    assert read_json("a/page.json")["command"].endswith("--config a/config.toml")
+    assert (
+        run("reproduce", TOY, "--config", "c.toml", "--jobs", "1", "--out", "b", "--seed", "3") == 0
+    )
+    assert read_json("b/summary.json")["seeds"] == [3, 4, 5]
+
+
 def test_solve_names_the_bad_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("q.txt").write_text("1+2\n1+b\n")
+    Path("q.txt").write_text("1+2\n\n\n1+b\n")
     assert run("solve", str(trained), "q.txt") == 2
     captured = capsys.readouterr()
-    assert "q.txt, line 2: query must hold digits" in captured.err
+    assert "q.txt, line 4: query must hold digits" in captured.err
     assert captured.out == ""
     Path("empty.txt").write_text("\n")
     assert run("solve", str(trained), "empty.txt") == 2

@@ -113,9 +113,7 @@ def test_files_name_the_place(tmp_path: Path) -> None:
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert choose_folder("runs/x", None) == Path("runs/x")
-    Path("runs/x").mkdir(parents=True)
-    Path("runs/x-2").mkdir()
-    assert choose_folder("runs/x", None) == Path("runs/x-3")
+    assert choose_folder("runs/x", None) == Path("runs/x-2")
     assert choose_folder("runs/x", None, resume=True) == Path("runs/x-2")
     assert choose_folder("runs/x", "runs/x") == Path("runs/x")  # empty
     Path("runs/x/f").touch()

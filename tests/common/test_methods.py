@@ -183,7 +183,7 @@ def test_the_smallest_input_works_in_full_and_half_precision(
 
 
 def test_top_level_names() -> None:
-    assert set(PACKAGES) - {"optim"} <= set(gossamer.__all__)
+    assert set(PACKAGES) <= set(gossamer.__all__)
     with pytest.raises(AttributeError):
         gossamer.nothing  # noqa: B018
 

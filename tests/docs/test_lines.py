@@ -16,10 +16,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 def command_lines(page: Path) -> list[str]:
     """Return the lines of unmarked and shell blocks that call `gossamer`."""
-    blocks = re.findall(
-        r"^```(?:bash|console|)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
-    )
-    lines = [line.removeprefix("$ ").strip() for block in blocks for line in block.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    shell = [text for language, text in blocks if language in ("", "bash", "console")]
+    lines = [line.removeprefix("$ ").strip() for text in shell for line in text.splitlines()]
     return [line for line in lines if line.startswith("gossamer ")]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.errors import ConfigError, DataError, ShapeError
+from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.models import Decoder
 from gossamer.tasks import AdditionTask
 
@@ -66,7 +66,7 @@ def test_the_smallest_input() -> None:
         ({"loops": 0}, "loops must be"),
         ({"norm": "sandwich"}, "unknown norm"),
         ({"feed_forward": "geglu"}, "unknown feed_forward"),
-        ({"feed_forward": {"hidden_dim": 3}}, "no name"),
+        ({"feed_forward": {"hidden_dim": 3}}, "needs the option 'name'"),
         ({"feed_forward": {"name": "gated", "hiden_dim": 3}}, "did you mean 'hidden_dim'"),
         ({"attention": {"heads": 3}}, "unknown key 'heads' in attention"),
         ({"positions": {"name": "rope", "ids": "tsk"}}, "did you mean 'task'"),
@@ -169,6 +169,23 @@ def test_generation_without_ids_for_a_coupled_model() -> None:
         model.generate(prompt, torch.ones(1, 4, dtype=torch.long), max_new_tokens=5)
     with pytest.raises(ConfigError, match="max_new_tokens"):
         model.generate(prompt, max_new_tokens=0)
+
+
+def test_masks_are_checked() -> None:
+    model = small()
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    for wrong in (mask.long(), mask.float()):
+        with pytest.raises(DtypeError, match="mask must be boolean"):
+            model(tokens, mask=wrong)
+    mask[0, 2] = False
+    with pytest.raises(DataError, match="padded on the left"):
+        model.generate(tokens, max_new_tokens=1, mask=mask)
+    with pytest.raises(ShapeError, match="prompt must have the shape"):
+        model.generate(tokens[0], max_new_tokens=1)
+    coupled = small(positions="coupled_relative")
+    with pytest.raises(ShapeError, match="Add the batch axis"):
+        coupled.generate(tokens, torch.ones(5, dtype=torch.long), max_new_tokens=2)
 
 
 def test_ids_beyond_the_table_name_the_maximum() -> None:

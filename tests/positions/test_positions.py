@@ -68,10 +68,11 @@ def test_cached_decoding_equals_full_pass(name: str) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", [*ENTRIES, "sequence"])
 @torch.no_grad()
 def test_left_padding_changes_nothing(name: str) -> None:
-    model = decoder(name)
+    by_length = {"length_scale": "sequence"}
+    model = decoder("coupled_relative", **by_length) if name == "sequence" else decoder(name)
     tokens, ids = inputs()
     pad = torch.zeros(3, 4, dtype=torch.long)
     mask = torch.arange(24).expand(3, 24) >= 4
@@ -261,6 +262,38 @@ def test_a_table_names_its_maximum() -> None:
         CoupledPositions(8, [5, 9], levels=2).embed(torch.tensor([[[6, 9]]]))
     with pytest.raises(ConfigError, match="one entry for each of 2 levels"):
         CoupledPositions(8, [5], levels=2)
+
+
+def test_random_start_is_drawn_for_each_sample_of_a_batch() -> None:
+    torch.manual_seed(0)
+    positions = {"name": "learned", "max_position": 60, "random_start": True}
+    model = Decoder(14, 16, 1, 2, positions=positions)
+    tokens = torch.randint(14, (1, 8)).expand(6, 8)
+    assert not torch.allclose(model.train()(tokens)[0], model(tokens)[1])
+    rows = model(tokens)
+    assert len({tuple(row.flatten().tolist()) for row in rows}) > 3
+    assert torch.equal(model.eval()(tokens)[0], model(tokens)[1])
+
+
+@pytest.mark.parametrize("name", ["rope", "fire", "alibi"])
+def test_a_model_in_half_precision_keeps_far_positions(name: str) -> None:
+    """Casting a whole module must not cost its positions their precision."""
+    options = ENTRIES[name]
+    full = build_positions(name, dim=32, num_heads=4, head_dim=8, **options)
+    half = build_positions(name, dim=32, num_heads=4, head_dim=8, **options)
+    half.load_state_dict(full.state_dict())
+    half = half.bfloat16()
+    ids = torch.arange(4000, 4004)[None]
+    q = torch.randn(1, 4, 4, 8)
+    turned = half.rotate(q.bfloat16(), q.bfloat16(), ids, ids, q_index=ids - 1)[0].float()
+    torch.testing.assert_close(
+        turned, full.rotate(q, q, ids, ids, q_index=ids - 1)[0], atol=0.05, rtol=0
+    )
+    bias = full.bias(ids, ids, q_index=ids - 1)
+    if bias is not None:
+        torch.testing.assert_close(
+            half.bias(ids, ids, q_index=ids - 1).float(), bias, atol=0.02, rtol=0.02
+        )
 
 
 def test_random_start_reaches_every_row_and_keeps_zero() -> None:

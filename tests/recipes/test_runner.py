@@ -99,11 +99,11 @@ def test_a_configuration_repeats_a_run(tmp_path: Path) -> None:
     again = run(tmp_path / "b", config=saved)
     assert [c["ours"] for c in again["claims"]] == [c["ours"] for c in first["claims"]]
     command = read_json(tmp_path / "a" / "page.json")["command"]
-    assert command.endswith("--scale small --seeds 2 --seed 4 --config config.toml")
+    assert command.endswith(f"--config {tmp_path}/a/config.toml")
 
 
 def test_a_failing_arm_keeps_what_is_done_and_resumes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="on purpose"):
+    with pytest.raises(GossamerError, match="ours, seed 0: ValueError: this arm fails on purpose"):
         run(tmp_path / "r", config={"fail": "ours"})
     done = sorted(p.parent.name for p in (tmp_path / "r").glob("arms/*/outcome.json"))
     assert done == ["plain-seed0", "plain-seed1", "plain-seed2", "slow-seed0"]
@@ -126,7 +126,7 @@ def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_interrupt_and_resume_for_real(tmp_path: Path) -> None:
     """The command is interrupted by a signal as from Ctrl-C, and goes on with --resume."""
-    (tmp_path / "slow.toml").write_text('recipe = "toy"\n[config]\nslow = 1.5\n')
+    (tmp_path / "slow.toml").write_text('recipe = "toy"\n[config]\nslow = 2.0\n')
     command = [
         sys.executable,
         "-m",
@@ -151,8 +151,9 @@ def test_interrupt_and_resume_for_real(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert "continues with --resume" in errors
     assert "Traceback" not in errors
-    done = list(tmp_path.glob("r/arms/*/outcome.json"))
-    assert 1 <= len(done) < 7
+    done, begun = (list(tmp_path.glob(f"r/arms/*/{name}")) for name in ("outcome.json", ""))
+    assert 1 <= len(done) <= 3
+    assert len(begun) <= len(done) + 2  # nothing began after the signal
     finished = subprocess.run(
         [*command, "--resume", "--jobs", "2"],
         cwd=tmp_path,
@@ -163,6 +164,52 @@ def test_interrupt_and_resume_for_real(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert read_json(tmp_path / "r" / "summary.json")["verdict"] == "held"
+
+
+@pytest.mark.slow
+def test_kill_leaves_no_workers_and_resumes(tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text("[config]\nslow = 2.0\n")
+    command = [
+        sys.executable, "-m", "gossamer", "reproduce", TOY, "--config", "slow.toml",
+        "--out", "r", "--jobs", "2",
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 40
+        while not list(tmp_path.glob("r/arms/*/outcome.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    time.sleep(2.5)  # longer than a worker needs to see that its parent is gone
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("r/arms/*/*")}
+    time.sleep(2.5)
+    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.glob("r/arms/*/*")}
+    assert 1 <= len(list(tmp_path.glob("r/arms/*/outcome.json"))) < 7
+    fast = run_recipe(
+        TOY, out=tmp_path / "r", config=tmp_path / "slow.toml", resume=True, jobs=2, quiet=True
+    )
+    assert fast.summary["verdict"] == "held"
+
+
+def test_a_torn_line_and_a_recipe_without_a_method(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(Path(TOY).read_text().replace('method="position-coupling"', 'method=""'))
+    run_recipe(str(own), out=tmp_path / "r", jobs=1, quiet=True)
+    assert "Paper:" not in (tmp_path / "r" / "report.md").read_text()
+    job = tmp_path / "r" / "arms" / "ours-seed1"
+    (job / "outcome.json").unlink()
+    with (job / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "los')
+    run_recipe(str(own), out=tmp_path / "r", jobs=1, quiet=True, resume=True)
+    assert len((job / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_run_leaves_the_caller_alone(tmp_path: Path) -> None:
+    import torch
+
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    run(tmp_path / "r", seeds=1, threads=2)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.get_num_threads() == 1
 
 
 def test_an_error_of_ours_names_arm_and_seed(tmp_path: Path) -> None:
@@ -195,6 +242,10 @@ def test_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("[config]\ngain = 'a'", "must be of type float"),
         ("scale = 'paper'", "unknown scale of toy 'paper'"),
         ("a = ", "not valid TOML"),
+        ("seeds = 3", "seeds must be a list of integers; got 3"),
+        ("seeds = []", r"seeds must be a list of integers; got \[\]"),
+        ("seeds = ['a']", "seed must be an integer; got 'a'"),
+        ("config = 3", "must be a table of options; got 3"),
     ],
 )
 def test_bad_configurations(tmp_path: Path, text: str, message: str) -> None:
@@ -213,6 +264,12 @@ def test_bad_names(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(DataError, match="expected a `RECIPE"):
         find_recipe(str(tmp_path / "empty.py"))
+    (tmp_path / "broken.py").write_text("x = 1\ny = (\n")
+    with pytest.raises(DataError, match=r"broken\.py, line 2: .*got SyntaxError"):
+        find_recipe(str(tmp_path / "broken.py"))
+    (tmp_path / "fails.py").write_text("x = 1\nimport nothing_of_that_name\n")
+    with pytest.raises(DataError, match=r"fails\.py, line 2: .*ModuleNotFoundError"):
+        find_recipe(str(tmp_path / "fails.py"))
 
 
 @pytest.mark.parametrize("name", list_recipes())

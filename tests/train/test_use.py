@@ -154,7 +154,7 @@ def test_a_finished_job_resumes_to_itself_and_refuses_other_settings(tmp_path: P
     [
         ({"tsk": {}}, "did you mean 'task'"),
         ({}, r"needs a table \[task\]"),
-        ({"task": {"digits": 3}}, "no name"),
+        ({"task": {"digits": 3}}, "needs the option 'name'"),
         ({"task": {"name": "addition"}, "train": {"stepz": 3}}, "did you mean 'steps'"),
         ({"task": {"name": "addition"}, "batch_size": 0}, "batch_size"),
         ({"task": {"name": "addition"}, "seed": -1}, "seed"),

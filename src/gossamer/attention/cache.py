@@ -54,6 +54,7 @@ class KVCache:
         num_layers: Attention layers of the model, times its loops.
 
     Example:
+        >>> import torch
         >>> cache = KVCache(1)
         >>> k, v = cache.layer(0).append(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))
         >>> k.shape

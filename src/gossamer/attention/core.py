@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from gossamer.attention.cache import LayerCache
 from gossamer.checks import check_choice, check_range, check_shape
-from gossamer.errors import ConfigError, ShapeError
+from gossamer.errors import ConfigError, DtypeError, ShapeError
 from gossamer.positions import Positions
 
 __all__ = ["MultiHeadAttention", "attend"]
@@ -73,6 +73,10 @@ def attend(
         mask = triangle if mask is None else mask & triangle
     seen = None
     if mask is not None:
+        if mask.dtype != torch.bool:
+            raise DtypeError(
+                f"mask must be boolean, True = takes part; got {mask.dtype}. Use mask.bool()."
+            )
         seen = mask.any(-1, keepdim=True)
         mask = (
             mask | ~seen
@@ -162,7 +166,7 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        check_range(num_heads, "num_heads", low=1)
+        check_range(num_heads, "num_heads", low=1, integer=True)
         check_range(dropout, "dropout", low=0.0, high=1.0)
         check_choice(out_norm, ("none", "layer", "rms"), "out_norm")
         if head_dim is None and dim % num_heads:
@@ -172,7 +176,14 @@ class MultiHeadAttention(nn.Module):
                 "Give head_dim or change one of them."
             )
         self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads or num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, size in (
+            ("num_kv_heads", self.num_kv_heads),
+            ("head_dim", head_dim),
+            ("value_dim", value_dim),
+        ):
+            if size is not None:
+                check_range(size, name, low=1, integer=True)
         if num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_heads must be a multiple of num_kv_heads; got {num_heads} and "

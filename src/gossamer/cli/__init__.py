@@ -49,6 +49,10 @@ def _run(tokens: list[str]) -> int:
         return _fail("interrupted; long work continues with --resume", INTERRUPTED)
     except BrokenPipeError:
         return OK
+    except OSError as error:
+        if debug:
+            raise
+        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}", USER_ERROR)
     except Exception as error:
         if debug:
             raise

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
+from gossamer.files import without_nan
+
 __all__ = ["COMMON", "Common", "print_json", "set_threads"]
 
 _GROUP = Group("Common options", sort_key=9)
@@ -21,7 +23,7 @@ class Common:
     """Options of every command.
 
     Args:
-        seed: Seed of all randomness.
+        seed: Seed of all randomness. Default 0, or that of --config.
         device: Where tensors live.
         threads: Threads of each process; default 1 for jobs that run side by side, else all cores.
         out: Output folder; default `runs/<command or recipe>`, with -2, -3, ... when taken.
@@ -30,7 +32,7 @@ class Common:
         debug: Show the traceback of an error.
     """
 
-    seed: int = 0
+    seed: int | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: int | None = None
     out: Path | None = None
@@ -49,10 +51,10 @@ def set_threads(common: Common) -> None:
 
         from gossamer.checks import check_range
 
-        check_range(common.threads, "threads", low=1)
+        check_range(common.threads, "threads", low=1, high=1024, integer=True)
         torch.set_num_threads(common.threads)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print a result as JSON on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(without_nan(value), indent=2, ensure_ascii=False))

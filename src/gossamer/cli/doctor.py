@@ -6,13 +6,13 @@ import importlib.util
 import os
 import platform
 import tempfile
-from importlib import metadata
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from gossamer._version import __version__
 from gossamer.cli._common import COMMON, Common, print_json
+from gossamer.environment import package_versions
 from gossamer.errors import MissingDependencyError
 
 __all__ = ["run"]
@@ -52,7 +52,7 @@ def run(*, net: Annotated[bool, Parameter(negative="")] = False, common: Common 
         for warning in warnings:
             print(f"warning: {warning}")
         print("all good" if not warnings else f"{len(warnings)} warning(s)")
-    return 0 if facts["writable"] == "yes" else 1
+    return 0 if facts["writable"] == "yes" and "missing" not in facts.values() else 1
 
 
 def _facts() -> tuple[dict[str, Any], list[str]]:
@@ -67,7 +67,8 @@ def _facts() -> tuple[dict[str, Any], list[str]]:
     elif torch.backends.mps.is_available():
         device = "mps"
     facts: dict[str, Any] = {"gossamer": __version__, "python": platform.python_version()}
-    facts |= {name: metadata.version(name) for name in _PACKAGES}
+    facts |= package_versions(_PACKAGES)
+    warnings += [f"{name} is missing" for name in _PACKAGES if facts[name] == "missing"]
     facts |= {"device": device, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     facts["writable"] = "yes" if os.access(os.getcwd(), os.W_OK) and _can_write() else "no"
     if facts["writable"] == "no":

@@ -51,7 +51,7 @@ def run(
         resume=resume,
         jobs=jobs,
         first_seed=common.seed,
-        threads=common.threads or 1,
+        threads=1 if common.threads is None else common.threads,
         quiet=common.quiet,
     )
     if common.json:

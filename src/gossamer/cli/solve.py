@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,15 +38,15 @@ def run(
         no_check: Do not compare with the true answer.
     """
     from gossamer.files import write_text
-    from gossamer.train import load_run, solve_queries
+    from gossamer.train import load_run, pick_device, solve_queries
 
     set_threads(common)
     model, task = load_run(folder)
-    if common.device != "auto":
-        model.to(common.device)
-    queries, source = _read(query)
-    for number, text in enumerate(queries, start=1):
+    model.to(pick_device(common.device))
+    lines_of, source = _read(query)
+    for number, text in lines_of.items():
         _check(task, text, source, number)
+    queries = list(lines_of.values())
     results = solve_queries(model, task, queries, batch_size=batch_size, check=not no_check)
     lines = [json.dumps(result.to_dict(), ensure_ascii=False) for result in results]
     for result, line in zip(results, lines, strict=True):
@@ -60,17 +61,18 @@ def run(
     return 1 if wrong else 0
 
 
-def _read(query: str) -> tuple[list[str], str]:
-    """Return the queries and the name of the file they come from, `""` for a single query."""
+def _read(query: str) -> tuple[dict[int, str], str]:
+    """Return queries by line and the name of the file they come from, `""` for a single query."""
     from gossamer.errors import DataError
+    from gossamer.files import read_text
 
     if query == "-":
         text, source = sys.stdin.read(), "standard input"
-    elif Path(query).is_file():
-        text, source = Path(query).read_text(encoding="utf-8"), query
+    elif os.path.isfile(query):  # false, not an error, for a query longer than a file name may be
+        text, source = read_text(query), query
     else:
-        return [query], ""
-    queries = [line for line in text.splitlines() if line.strip()]
+        return {1: query}, ""
+    queries = {n: line for n, line in enumerate(text.splitlines(), start=1) if line.strip()}
     if not queries:
         raise DataError(f"{source} must hold one query a line; it is empty. Add queries.")
     return queries, source

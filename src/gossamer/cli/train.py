@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,7 +57,7 @@ def run(
     if rank is None:
         folder = choose_folder("runs/train", common.out, resume=resume)
     else:
-        folder = _shared_folder(common.out)
+        folder = _shared_folder(common.out, check=rank == 0 and not resume)
     started = time.perf_counter()
     result = train_task(job, folder, resume=resume, quiet=common.quiet)
     if rank:
@@ -66,12 +65,8 @@ def run(
     summary = _summary(job, result.rows(), time.perf_counter() - started)
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", describe_environment())
-    write_inputs(
-        folder,
-        summary,
-        f"Training run: {job.task['name']}",
-        [word for word in sys.argv[1:] if word != "--resume"],
-    )
+    title = f"Training run: {job.task['name']}"
+    write_inputs(folder, summary, title, ["train", "--config", f"{folder}/config.toml"])
     page = write_page(folder)
     if common.json:
         print_json(summary)
@@ -89,15 +84,17 @@ def _launched_rank() -> int | None:
     return int(os.environ.get("RANK", "0")) if several else None
 
 
-def _shared_folder(out: Path | None) -> Path:
+def _shared_folder(out: Path | None, *, check: bool) -> Path:
     from gossamer.errors import ConfigError
+    from gossamer.files import choose_folder
 
     if out is None:
         raise ConfigError(
             "--out is needed with several processes, so that all of them use one folder; got none. "
             "Give --out DIR."
         )
-    return out
+    # one process looks whether it is free; another may already have begun to write
+    return choose_folder("", out) if check else out
 
 
 def _job(
@@ -106,14 +103,17 @@ def _job(
     options: dict[str, Any],
     batch_size: int | None,
     config: Path | None,
-    seed: int,
+    seed: int | None,
 ) -> Any:
+    from gossamer.checks import check_table
     from gossamer.errors import ConfigError
     from gossamer.files import read_toml
     from gossamer.tasks import build_task
     from gossamer.train import TrainJob
 
     values = read_toml(config) if config else {}
+    for table in ("model", "train"):
+        check_table(values.get(table, {}), f"[{table}] of {config}")
     if task is not None:
         name, options_of_task = build_task(task).config["name"], build_task(task).config
         given = {key.partition("=")[0].strip() for key in task.partition(":")[2].split(",")}
@@ -129,7 +129,8 @@ def _job(
     train.update({key: value for key, value in options.items() if value is not None})
     if batch_size is not None:
         values["batch_size"] = batch_size
-    values.setdefault("seed", seed)
+    if seed is not None:
+        values["seed"] = seed
     return TrainJob.from_dict(values, str(config or "the options"))
 
 

@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
         self, dim: int, hidden_dim: int, *, activation: str = "gelu", bias: bool = False
     ) -> None:
         super().__init__()
-        check_range(hidden_dim, "hidden_dim", low=1)
+        check_range(hidden_dim, "hidden_dim", low=1, integer=True)
         check_choice(activation, ACTIVATIONS, "activation")
         self.activation = activation
         self.up = nn.Linear(dim, hidden_dim, bias=bias)
@@ -88,7 +88,7 @@ class GatedFeedForward(nn.Module):
         self, dim: int, hidden_dim: int, *, activation: str = "gelu", bias: bool = False
     ) -> None:
         super().__init__()
-        check_range(hidden_dim, "hidden_dim", low=1)
+        check_range(hidden_dim, "hidden_dim", low=1, integer=True)
         check_choice(activation, ACTIVATIONS, "activation")
         self.activation = activation
         self.gate = nn.Linear(dim, hidden_dim, bias=bias)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gossamer.attention import LayerCache, MultiHeadAttention
-from gossamer.checks import check_choice, check_keys
+from gossamer.checks import check_choice, check_given, check_keys, check_table
+from gossamer.errors import ConfigError
 from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, Residual
 from gossamer.positions import Positions
 
@@ -26,7 +27,10 @@ def named_options(value: Options, what: str) -> tuple[str, dict[str, Any]]:
     """
     if isinstance(value, str):
         return value, {}
-    check_keys([] if "name" in value else ["(no name)"], ["name"], what)
+    check_table(value, what)
+    check_given(value, "name", what)
+    if not isinstance(value["name"], str):
+        raise ConfigError(f"the name in {what} must be text; got {value['name']!r}. Change it.")
     return value["name"], {key: option for key, option in value.items() if key != "name"}
 
 
@@ -93,6 +97,7 @@ class TransformerBlock(nn.Module):
         norm: Options = "pre",
     ) -> None:
         super().__init__()
+        check_table(attention or {}, "attention")
         options = dict(attention or {})
         known = list(inspect.signature(MultiHeadAttention).parameters)[2:]
         check_keys(options, known, "attention")

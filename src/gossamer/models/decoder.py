@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gossamer.attention import KVCache
 from gossamer.checks import check_choice, check_range, check_shape
-from gossamer.errors import DataError, ShapeError
+from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.models.block import Options, TransformerBlock, named_options
 from gossamer.models.generation import generate
 from gossamer.models.saving import PretrainedModel
@@ -78,7 +78,7 @@ class Decoder(PretrainedModel):
         super().__init__()
         given = dict(locals())
         for size in ("vocab_size", "dim", "num_layers", "num_heads", "loops"):
-            check_range(given[size], size, low=1)
+            check_range(given[size], size, low=1, integer=True)
         names = ("vocab_size", "dim", "num_layers", "num_heads", "positions", "feed_forward")
         self.config = {n: given[n] for n in (*names, "attention", "norm", "loops", "max_length")}
         self.loops = loops
@@ -102,6 +102,8 @@ class Decoder(PretrainedModel):
     ) -> nn.ModuleList:
         name, options = named_options(value, "positions")
         share, ids = options.pop("share", None), options.pop("ids", None)
+        if share not in (None, True, False):
+            raise ConfigError(f"share must be true or false; got {share!r}. Change it.")
         head_dim = cast(TransformerBlock, self.layers[0]).attention.head_dim
 
         def build() -> Positions:
@@ -136,6 +138,8 @@ class Decoder(PretrainedModel):
 
         x = self.embedding(tokens)
         encodings = cast("list[Positions]", list(self.positions))
+        if encodings[0].per_sample:
+            ids = ids.expand(len(tokens), -1)
         added = encodings[0].embed(ids)
         x = x if added is None else x + added
         biases = [p.bias(ids, k_ids, q_index=index) for p in encodings]
@@ -176,6 +180,10 @@ class Decoder(PretrainedModel):
         check_shape(tokens, (None, None), "tokens")
         if mask is not None:
             check_shape(mask, tuple(tokens.shape), "mask")
+            if mask.dtype != torch.bool:
+                raise DtypeError(
+                    f"mask must be boolean, True = a real token; got {mask.dtype}. Use mask.bool()."
+                )
         length = tokens.shape[1] + (0 if cache is None else cache.length)
         if self.max_length is not None and length > self.max_length:
             raise DataError(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gossamer.checks import check_range
+from gossamer.checks import check_range, check_shape
 from gossamer.errors import DataError, ShapeError, UnsupportedError
 
 __all__ = ["CausalModel", "generate"]
@@ -88,7 +88,13 @@ def generate(
     Source: standard greedy decoding.
     Deviations: none
     """
-    check_range(max_new_tokens, "max_new_tokens", low=1)
+    check_range(max_new_tokens, "max_new_tokens", low=1, integer=True)
+    check_shape(prompt, (None, None), "prompt")
+    if mask is not None and not bool(mask[:, -1].all()):
+        raise DataError(
+            "prompts must be padded on the left, so that every row of mask ends with True; "
+            "got a row that ends with False. Move the padding to the left."
+        )
     if use_cache and not model.cacheable:
         raise UnsupportedError(
             "cached decoding needs a position encoding that ignores the final length; "
@@ -152,6 +158,11 @@ def _ids_of(rule: PositionRule, tokens: Tensor, total: int, needed: bool) -> Ten
         return None
     if callable(rule):
         return rule(tokens)
+    if rule.dim() not in (2, 3):
+        raise ShapeError(
+            f"position_ids must have the shape (B, T) or (B, T, levels); got {tuple(rule.shape)}. "
+            "Add the batch axis with position_ids[None]."
+        )
     # the last produced token is never fed back, so its id is not needed
     if rule.shape[1] < total - 1:
         raise ShapeError(

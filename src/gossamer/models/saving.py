@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from gossamer._version import __version__
-from gossamer.checks import check_keys
+from gossamer.checks import check_given, check_keys
 from gossamer.errors import DataError
 from gossamer.files import read_json, replacing, write_json
 
@@ -59,8 +59,11 @@ class PretrainedModel(nn.Module):
         """
         path = Path(folder)
         config = cls._read_config(path / "config.json")
-        known = list(inspect.signature(cls).parameters)
-        check_keys(config, known, str(path / "config.json"))
+        parameters = inspect.signature(cls).parameters
+        check_keys(config, parameters, str(path / "config.json"))
+        for name, parameter in parameters.items():
+            if parameter.default is inspect.Parameter.empty:
+                check_given(config, name, str(path / "config.json"))
         model = cls(**config)
         model._load_weights(path / "model.safetensors")
         return model.eval()
@@ -81,7 +84,7 @@ class PretrainedModel(nn.Module):
         try:
             weights = load_file(path)
             self.load_state_dict(weights)
-        except (FileNotFoundError, SafetensorError, RuntimeError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:
             first = str(error).strip().replace("\n", " ")
             raise DataError(
                 f"{path} must hold the weights that config.json describes; got: {first}. "

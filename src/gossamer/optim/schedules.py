@@ -34,7 +34,7 @@ def warmup_cosine(
     Source: Loshchilov & Hutter, *SGDR*, ICLR 2017, eq. 5 with one period; warm-up as usual.
     Deviations: none
     """
-    check_range(num_steps, "num_steps", low=1)
+    check_range(num_steps, "num_steps", low=1, integer=True)
     check_range(warmup, "warmup", low=0.0, high=1.0)
     check_range(floor, "floor", low=0.0, high=1.0)
     rising = int(num_steps * warmup)

@@ -60,7 +60,7 @@ class AlibiPositions(Positions):
 
     def __init__(self, num_heads: int, *, bidirectional: bool = False) -> None:
         super().__init__()
-        check_range(num_heads, "num_heads", low=1)
+        check_range(num_heads, "num_heads", low=1, integer=True)
         self.bidirectional = bidirectional
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 

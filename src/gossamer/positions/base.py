@@ -29,6 +29,7 @@ class Positions(nn.Module):
         per_layer: Whether a model holds one module for each layer unless told otherwise.
         coupled: Whether the ids of the task are read; otherwise a model counts 1..T.
         cacheable: Whether decoding with a key-value cache equals the full pass.
+        per_sample: Whether samples with equal ids are treated apart just now.
 
     Example:
         >>> Positions().bias(torch.ones(1, 2), torch.ones(1, 2), q_index=torch.zeros(1, 2)) is None
@@ -42,6 +43,11 @@ class Positions(nn.Module):
     per_layer: bool = False
     coupled: bool = False
     cacheable: bool = True
+
+    @property
+    def per_sample(self) -> bool:
+        """False unless the encoding draws something for each sample."""
+        return False
 
     def __init__(self) -> None:
         super().__init__()

@@ -68,9 +68,9 @@ class CoupledRelativePositions(Positions):
         base_length: int = 32,
     ) -> None:
         super().__init__()
-        check_range(num_heads, "num_heads", low=1)
-        check_range(levels, "levels", low=1)
-        check_range(window, "window", low=1)
+        check_range(num_heads, "num_heads", low=1, integer=True)
+        check_range(levels, "levels", low=1, integer=True)
+        check_range(window, "window", low=1, integer=True)
         check_range(gain, "gain", low=0.0, open_low=True)
         check_range(base_length, "base_length", low=2)
         check_choice(length_scale, ("query", "sequence", "none"), "length_scale")
@@ -86,7 +86,7 @@ class CoupledRelativePositions(Positions):
         self, q: Tensor, k: Tensor, q_ids: Tensor, k_ids: Tensor, *, q_index: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Scale the queries, which scales the content part of their logits."""
-        scale = self._scale(q_index, k_ids.shape[1])
+        scale = self._scale(q_index)
         return (q if scale is None else q * scale[:, None, :, None].to(q.dtype)), k
 
     def bias(self, q_ids: Tensor, k_ids: Tensor, *, q_index: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class CoupledRelativePositions(Positions):
             part = nn.functional.embedding(buckets, self.table[level])  # (B, T, S, H)
             total = part if total is None else total + part
         out = self.gain * total.permute(0, 3, 1, 2)  # type: ignore[union-attr]
-        scale = self._scale(q_index, k_ids.shape[1])
+        scale = self._scale(q_index)
         return out if scale is None else out * scale[:, None, :, None]
 
     def _buckets(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
@@ -112,14 +112,14 @@ class CoupledRelativePositions(Positions):
         buckets = torch.where(k_none & ~q_none, 2 * w + 2, buckets)
         return torch.where(q_none & k_none, 2 * w + 3, buckets)
 
-    def _scale(self, q_index: Tensor, num_keys: int) -> Tensor | None:
+    def _scale(self, q_index: Tensor) -> Tensor | None:
         if self.length_scale == "none":
             return None
         if self.length_scale == "query":
             return torch.log(q_index.float() + 2.0) / math.log(self.base_length)
-        # log(1) = 0 would erase every logit of a one-token sequence
-        value = math.log(max(num_keys, 2)) / math.log(self.base_length)
-        return torch.full_like(q_index, value, dtype=torch.float32)
+        # padding is not counted; log(1) = 0 would erase every logit of a one-token sequence
+        length = (q_index.amax(1, keepdim=True) + 1).clamp(min=2).expand_as(q_index)
+        return torch.log(length.float()) / math.log(self.base_length)
 
     def extra_repr(self) -> str:
         """Show the options."""

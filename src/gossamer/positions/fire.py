@@ -66,11 +66,12 @@ class FirePositions(Positions):
         coupled: bool = False,
     ) -> None:
         super().__init__()
-        check_range(num_heads, "num_heads", low=1)
-        check_range(hidden_dim, "hidden_dim", low=1)
+        check_range(num_heads, "num_heads", low=1, integer=True)
+        check_range(hidden_dim, "hidden_dim", low=1, integer=True)
         check_range(init_length, "init_length", low=0.0, open_low=True)
         check_range(eps, "eps", low=0.0, open_low=True)
         check_range(gain, "gain", low=0.0, open_low=True)
+        check_range(init_c, "init_c")
         if init_c == 0:
             raise ConfigError(
                 "init_c must not be 0, since psi(x) = log(|c| x + 1) would be 0 everywhere; got 0. "
@@ -95,11 +96,11 @@ class FirePositions(Positions):
         with torch.autocast(q_ids.device.type, enabled=False):
             difference, placed = relative_ids(q_ids, k_ids)
             u = self._normalised(difference, q_ids, k_ids)
-            out: Tensor = self.gain * self.mlp(u.unsqueeze(-1))  # (B, T, S, H)
+            out: Tensor = self.gain * self.mlp(u.unsqueeze(-1).to(self.c.dtype))  # (B, T, S, H)
             return (out * placed.unsqueeze(-1)).permute(0, 3, 1, 2)
 
     def _normalised(self, difference: Tensor, q_ids: Tensor, k_ids: Tensor) -> Tensor:
-        dtype = self.c.dtype
+        dtype = torch.promote_types(self.c.dtype, torch.float32)
         threshold = (self.multiplier * self.init_length).abs()
         reach = (q_ids - 1).clamp(min=0).to(dtype).unsqueeze(2)
         if self.bidirectional:

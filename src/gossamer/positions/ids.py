@@ -38,7 +38,7 @@ def couple_groups(groups: Sequence[Sequence[int]], length: int, *, start: int = 
     Source: Cho et al., *Position Coupling*, NeurIPS 2024, section 3.
     Deviations: none
     """
-    check_range(start, "start", low=1)
+    check_range(start, "start", low=1, integer=True)
     ids = torch.zeros(length, dtype=torch.long)
     for group in groups:
         for role, index in enumerate(group):
@@ -114,7 +114,7 @@ def abacus_ids(tokens: Tensor, digit_tokens: Tensor | Sequence[int], *, start: i
     Deviations: the random offset of training is left to `shift_ids`, one draw for each sample; the
         public module draws one for each batch.
     """
-    check_range(start, "start", low=1)
+    check_range(start, "start", low=1, integer=True)
     digits = torch.as_tensor(list(digit_tokens), device=tokens.device)
     is_digit = torch.isin(tokens, digits)
     steps = torch.arange(1, tokens.shape[-1] + 1, device=tokens.device).expand_as(tokens)

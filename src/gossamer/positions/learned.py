@@ -45,10 +45,15 @@ class LearnedPositions(Positions):
 
     def __init__(self, dim: int, max_position: int, *, random_start: bool = False) -> None:
         super().__init__()
-        check_range(max_position, "max_position", low=1)
+        check_range(max_position, "max_position", low=1, integer=True)
         self.max_position = max_position
         self.random_start = random_start
         self.table = nn.Embedding(max_position + 1, dim)
+
+    @property
+    def per_sample(self) -> bool:
+        """True while a random start is drawn for each sample."""
+        return self.random_start and self.training
 
     def embed(self, ids: Tensor) -> Tensor:
         """Look the ids up, shifted first when `random_start` is set."""
@@ -120,7 +125,7 @@ class CoupledPositions(Positions):
         self, dim: int, max_position: int | list[int], *, levels: int = 1, shared: bool = False
     ) -> None:
         super().__init__()
-        check_range(levels, "levels", low=1)
+        check_range(levels, "levels", low=1, integer=True)
         limits = [max_position] * levels if isinstance(max_position, int) else list(max_position)
         if len(limits) != levels:
             raise ConfigError(
@@ -130,7 +135,7 @@ class CoupledPositions(Positions):
         if shared:
             limits = [max(limits)] * levels
         for limit in limits:
-            check_range(limit, "max_position", low=1)
+            check_range(limit, "max_position", low=1, integer=True)
         self.levels = levels
         self.shared = shared
         self.max_position = tuple(limits)

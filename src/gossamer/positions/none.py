@@ -14,6 +14,7 @@ class NoPositions(Positions):
     permuting the query tokens leaves the logits of the next token unchanged.
 
     Example:
+        >>> import torch
         >>> NoPositions().embed(torch.ones(1, 3, dtype=torch.long)) is None
         True
 

@@ -18,8 +18,8 @@ class RopePositions(Positions):
     $$\text{angle}_k(p) = s\,p\,\theta^{-2k/D}, \qquad k = 0 \ldots D/2 - 1$$
 
     The logit then depends on the difference of two positions only. Coordinate `k` is paired with
-    `k + D/2`, as Llama- and NeoX-type models do. Angles are float32 under any autocast: bfloat16
-    cannot tell 256 from 257. Position = id - 1; id 0 ("no position") is not rotated.
+    `k + D/2`, as Llama- and NeoX-type models do. Angles are float32 in a half-precision model too:
+    bfloat16 cannot tell 256 from 257. Position = id - 1; id 0 ("no position") is not rotated.
 
     Args:
         head_dim: Width D of a head. Range: even, >= 2.
@@ -41,8 +41,6 @@ class RopePositions(Positions):
     Deviations: none
     """
 
-    frequencies: Tensor
-
     def __init__(self, head_dim: int, *, theta: float = 10000.0, scale: float = 1.0) -> None:
         super().__init__()
         if head_dim < 2 or head_dim % 2:
@@ -56,8 +54,6 @@ class RopePositions(Positions):
         self.head_dim = head_dim
         self.theta = theta
         self.scale = scale
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        self.register_buffer("frequencies", theta**-exponents, persistent=False)
 
     def rotate(
         self, q: Tensor, k: Tensor, q_ids: Tensor, k_ids: Tensor, *, q_index: Tensor
@@ -70,7 +66,9 @@ class RopePositions(Positions):
 
     def _angles(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         positions = (ids - 1).clamp(min=0).to(torch.float32) * self.scale
-        angles = positions[:, None, :, None] * self.frequencies.float()  # (B, 1, T, D/2)
+        # computed here and not kept: a buffer would lose its precision in model.bfloat16()
+        exponents = torch.arange(0, self.head_dim, 2, device=ids.device).float() / self.head_dim
+        angles = positions[:, None, :, None] * self.theta**-exponents  # (B, 1, T, D/2)
         return angles.cos(), angles.sin()
 
     @staticmethod

@@ -150,7 +150,7 @@ class Recipe:
 
     Args:
         name: Kebab-case name; of its doc page too.
-        method: Name of the `MethodInfo` with paper and deviations.
+        method: Name of the `MethodInfo` with paper and deviations; `""` for a recipe of your own.
         title: One line.
         what: Two or three sentences for a reader who sees the page first.
         claims: What is checked.

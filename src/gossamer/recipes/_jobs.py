@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pkgutil
-import random
+import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -40,7 +43,10 @@ class Job:
 
     def read(self) -> dict[str, Any]:
         """Return what the job gave."""
-        result: dict[str, Any] = read_json(self.result_path)
+        result = read_json(self.result_path)
+        for key in ("scalars", "rows", "variants", "seconds"):
+            if key not in result:
+                raise DataError(f"{self.result_path} has no {key!r}. Delete it and resume the run.")
         return result
 
 
@@ -88,11 +94,24 @@ def _load_file(path: Path) -> Recipe:
         raise DataError(f"{path}: expected a Python file; it cannot be imported. Check the name.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = getattr(error, "lineno", None) or _line_in(path, error)
+        where = f"{path}, line {line}" if line else str(path)
+        raise DataError(
+            f"{where}: expected a file that imports; got {type(error).__name__}: {error}. Mend it."
+        ) from error
     recipe = getattr(module, "RECIPE", None)
     if not isinstance(recipe, Recipe):
         raise DataError(f"{path}: expected a `RECIPE = Recipe(...)`; got none. Define it.")
     return recipe
+
+
+def _line_in(path: Path, error: Exception) -> int | None:
+    """Return the line of a file at which an error passed through it."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return lines[-1] if lines else None
 
 
 def plan_jobs(
@@ -149,23 +168,44 @@ def _run_parallel(
 
     # a fresh interpreter for each worker: forking a process that holds threads of torch may hang
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context)
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_end_with, initargs=(os.getpid(),)
+    )
+    waiting = list(jobs)
+    running: dict[Future[None], Job] = {}
     try:
-        futures: dict[Future[None], Job] = {
-            pool.submit(_run_job, job, config, threads): job for job in jobs
-        }
-        pending = set(futures)
-        while pending:
-            finished, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+        while waiting or running:
+            # no more than can run: what waits in the pool's own queue cannot be called back
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
+                running[pool.submit(_run_job, job, config, threads)] = job
+            finished, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
             for future in finished:
+                done += 1
+                del running[future]
                 future.result()
-            # the pool calls jobs running that still wait in its queue; a begun one has a folder
-            running = [futures[f] for f in pending if f.running() and futures[f].folder.exists()]
-            shares = {job: _share_done(job) for job in running if not job.result_path.exists()}
+            shares = {job: _share_done(job) for job in running.values()}
             note = ", ".join(f"{j.arm} seed {j.seed} {share:.0%}" for j, share in shares.items())
-            on_progress(done + len(jobs) - len(pending) + sum(shares.values()), note)
+            on_progress(done + sum(shares.values()), note)
+    except BaseException:
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with(parent: int) -> None:
+    """Let a worker end when the process that started it is gone, killed or not."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    # Ctrl-C reaches every process of a terminal; the parent decides when workers end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _share_done(job: Job) -> float:
@@ -185,28 +225,31 @@ def _share_done(job: Job) -> float:
 
 
 def _run_job(job: Job, config: Mapping[str, Any], threads: int) -> None:
-    import resource
-
-    import numpy as np
     import torch
 
-    from gossamer.train import FileLogger
+    from gossamer.train import FileLogger, load_checkpoint, seed_all
+    from gossamer.train.checkpoint import random_state, restore_random_state
 
+    before = torch.get_num_threads(), random_state()
     torch.set_num_threads(threads)
-    random.seed(job.seed)
-    np.random.seed(job.seed)  # noqa: NPY002
-    torch.manual_seed(job.seed)
+    seed_all(job.seed)
     recipe = find_recipe(job.recipe)
     settings = build_config(recipe.scales[job.scale], config, "config")
     log = FileLogger(job.folder)
+    if load_checkpoint(job.folder) is None:
+        log.rewind(0)  # what an interrupted job without a checkpoint logged is said again
     started = time.perf_counter()
     try:
         outcome: Outcome = recipe.run(settings, job.arm, job.seed, log)
-    except GossamerError as error:
-        raise type(error)(f"{job.arm}, seed {job.seed}: {error}") from error
+    except Exception as error:
+        message = (
+            str(error) if isinstance(error, GossamerError) else f"{type(error).__name__}: {error}"
+        )
+        raise GossamerError(f"{job.arm}, seed {job.seed}: {message}") from error
     finally:
         log.close()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        torch.set_num_threads(before[0])
+        restore_random_state(before[1])
     write_json(
         job.result_path,
         {
@@ -214,6 +257,5 @@ def _run_job(job: Job, config: Mapping[str, Any], threads: int) -> None:
             "rows": outcome.rows,
             "variants": outcome.variants,
             "seconds": time.perf_counter() - started,
-            "peak_mb": peak / (2**20 if sys.platform == "darwin" else 2**10),
         },
     )

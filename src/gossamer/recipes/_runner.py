@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from gossamer._version import __version__
-from gossamer.checks import check_choice, check_keys, check_range
+from gossamer.checks import check_choice, check_keys, check_range, check_table
 from gossamer.environment import describe_environment
 from gossamer.errors import ConfigError
-from gossamer.files import begin_folder, choose_folder, read_json, read_toml, write_json, write_text
+from gossamer.files import (
+    begin_folder,
+    choose_folder,
+    read_json,
+    read_lines,
+    read_toml,
+    write_json,
+    write_text,
+)
 from gossamer.progress import progress
 from gossamer.recipes._base import Recipe, build_config
 from gossamer.recipes._jobs import Job, find_recipe, plan_jobs, run_jobs
@@ -51,7 +59,7 @@ def run_recipe(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     jobs: int | None = None,
-    first_seed: int = 0,
+    first_seed: int | None = None,
     threads: int = 1,
     quiet: bool = False,
 ) -> RunResult:
@@ -66,7 +74,7 @@ def run_recipe(
         resume: Go on with the newest run, or with `out`. Finished jobs are kept, a job that was
             interrupted goes on from its checkpoint.
         jobs: Arms and seeds at a time. Default the number of cores.
-        first_seed: Seeds count up from here. Default 0.
+        first_seed: Seeds count up from here. Default 0, or those of `config`.
         threads: Threads of each job. Default 1.
         quiet: Show no progress. Default false.
 
@@ -81,26 +89,27 @@ def run_recipe(
     saved = _saved_settings(config, recipe)
     scale = scale or saved.get("scale", "small")
     check_choice(scale, recipe.scales, f"scale of {recipe.name}")
-    seed_list = list(saved.get("seeds", range(first_seed, first_seed + 3)))
-    if seeds is not None:
-        check_range(seeds, "seeds", low=1)
-        seed_list = list(range(first_seed, first_seed + seeds))
+    seed_list = _seeds(saved.get("seeds"), seeds, first_seed)
+    for number, what in ((jobs, "jobs"), (threads, "threads")):
+        if number is not None:
+            check_range(number, what, low=1, high=1024, integer=True)
     settings = build_config(recipe.scales[scale], saved.get("config", {}), "config")
+    _page(recipe, settings, "")  # a figure or method that does not exist is found before the work
     folder = choose_folder(f"runs/{Path(recipe.name).stem}", out, resume=resume)
     text = _config_text(recipe, scale, seed_list, settings)
     begin_folder(folder, text, resume=resume)
 
     plan = plan_jobs(name, scale, recipe.arms, seed_list, folder)
     workers = min(jobs or os.cpu_count() or 1, len(plan))
-    check_range(workers, "jobs", low=1)
+    finished = all(job.result_path.exists() for job in plan)
     started = time.perf_counter()
     with progress(recipe.name, len(plan), quiet=quiet) as bar:
         run_jobs(plan, _plain(settings), workers=workers, threads=threads, on_progress=bar.update)
     earlier = _seconds_before(folder)
-    seconds = earlier + time.perf_counter() - started
+    seconds = earlier if finished and earlier else earlier + time.perf_counter() - started
     results = {(job.arm, job.seed): job.read() for job in plan}
     summary = _summary(recipe, scale, seed_list, results, seconds)
-    command = _command(name, scale, seed_list, settings, recipe)
+    command = _command(name, scale, seed_list, settings, recipe, folder)
     _write_folder(folder, recipe, settings, plan, summary, results, command)
     return RunResult(folder, summary)
 
@@ -114,6 +123,7 @@ def _saved_settings(
         return {"config": dict(config)}
     saved = read_toml(config)
     check_keys(saved, ("recipe", "scale", "seeds", "config"), str(config))
+    check_table(saved.get("config", {}), f"[config] of {config}")
     if saved.get("recipe", recipe.name) != recipe.name:
         raise ConfigError(
             f"{config} must belong to the recipe {recipe.name!r}; got {saved['recipe']!r}. "
@@ -208,11 +218,31 @@ def _columns(
     return cells, notes
 
 
-def _command(name: str, scale: str, seeds: Sequence[int], settings: Any, recipe: Recipe) -> str:
+def _command(
+    name: str, scale: str, seeds: Sequence[int], settings: Any, recipe: Recipe, folder: Path
+) -> str:
+    plain = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
+    if not plain or settings != recipe.scales[scale]:
+        return f"gossamer reproduce {name} --config {folder}/config.toml"
     command = f"gossamer reproduce {name} --scale {scale} --seeds {len(seeds)}"
-    if seeds[0]:
-        command += f" --seed {seeds[0]}"
-    return command if settings == recipe.scales[scale] else f"{command} --config config.toml"
+    return f"{command} --seed {seeds[0]}" if seeds[0] else command
+
+
+def _seeds(saved: Any, count: int | None, first: int | None) -> list[int]:
+    """Return the seeds to run: what the user asks for, else those of the configuration."""
+    if count is None and first is None and saved is not None:
+        if not isinstance(saved, list) or not saved:
+            raise ConfigError(f"seeds must be a list of integers; got {saved!r}. Write [0, 1, 2].")
+        chosen = saved
+    else:
+        count = 3 if count is None else count
+        check_range(count, "seeds", low=1, integer=True)
+        begin = 0 if first is None else first
+        check_range(begin, "seed", low=0, high=2**32 - 1, integer=True)
+        chosen = list(range(begin, begin + count))
+    for seed in chosen:
+        check_range(seed, "seed", low=0, high=2**32 - 1, integer=True)
+    return chosen
 
 
 def _write_folder(
@@ -245,18 +275,18 @@ def _merged_metrics(plan: Sequence[Job]) -> list[str]:
     for job in plan:
         path = job.folder / "metrics.jsonl"
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                entry = {"arm": job.arm, "seed": job.seed, **json.loads(line)}
+            for entry in read_lines(path):
+                entry = {"arm": job.arm, "seed": job.seed, **entry}
                 lines.append(json.dumps(entry) + "\n")
     return lines
 
 
 def _page(recipe: Recipe, settings: Any, command: str) -> dict[str, Any]:
-    method = get_method(recipe.method)
+    method = get_method(recipe.method) if recipe.method else None
     return {
         "title": recipe.title,
         "what": recipe.what,
-        "paper": method.paper.cite(),
+        "paper": method.paper.cite() if method else "",
         "columns": [
             {"name": c.name, "label": c.label, "unit": c.unit, "in_domain": c.in_domain}
             for c in recipe.columns
@@ -267,7 +297,7 @@ def _page(recipe: Recipe, settings: Any, command: str) -> dict[str, Any]:
             | {k: _resolve(v, settings) for k, v in f.options.items()}
             for f in recipe.figures
         ],
-        "deviations": list(method.deviations),
+        "deviations": list(method.deviations) if method else [],
         "notes": [],
         "command": command,
     }
@@ -276,5 +306,7 @@ def _page(recipe: Recipe, settings: Any, command: str) -> dict[str, Any]:
 def _resolve(value: Any, settings: Any) -> Any:
     """Return a figure's option; `"config.NAME"` stands for a value of the configuration."""
     if isinstance(value, str) and value.startswith("config."):
-        return getattr(settings, value.removeprefix("config."))
+        name = value.removeprefix("config.")
+        check_choice(name, [f.name for f in dataclasses.fields(settings)], "value in a figure")
+        return getattr(settings, name)
     return value

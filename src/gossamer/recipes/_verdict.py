@@ -106,6 +106,8 @@ def _verdict(
 
 def _best(claim: Claim, results: Mapping[str, Values]) -> str:
     means = {name: statistics.fmean(results[name].values()) for name in claim.baselines}
+    # a baseline that gave no number is never the best one, unless none gave any
+    means = {name: mean for name, mean in means.items() if math.isfinite(mean)} or means
     return (max if claim.better == "higher" else min)(means, key=lambda name: means[name])
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from gossamer.files import read_toml
 
 from ._drawing import Drawn, draw_figure, value_range
-from ._grid import Cell, Grid, Head, read_cell, results, results_grid
+from ._grid import Cell, Grid, Head, read_cell, results, results_grid, row_title
 from ._html import Html, Node, document, join, link, section, tag
 from ._markdown import grid_markdown, plain, table_markdown
 from ._numbers import DASH, decimals, is_number, signed
@@ -42,7 +42,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """Heading of the page."""
-        recipes = list(dict.fromkeys(run.summary.recipe for run in self.runs))
+        recipes = list(dict.fromkeys(r.summary.recipe or r.summary.command for r in self.runs))
         return (
             f"Two runs of {recipes[0]}" if len(recipes) == 1 else f"{recipes[0]} and {recipes[1]}"
         )
@@ -54,8 +54,8 @@ class Comparison:
 
     def shared(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Rows of the arms that both runs have."""
-        other = {row["arm"]: row for row in self.second.summary.table}
-        return [(row, other[row["arm"]]) for row in self.first.summary.table if row["arm"] in other]
+        other = {_key(row): row for row in self.second.summary.table}
+        return [(row, other[_key(row)]) for row in self.first.summary.table if _key(row) in other]
 
     def names(self) -> list[str]:
         """Results that both runs measured."""
@@ -64,13 +64,18 @@ class Comparison:
 
     def lonely(self) -> list[str]:
         """One sentence per arm that only one run has."""
-        shared = {row["arm"] for row, _ in self.shared()}
+        shared = {_key(row) for row, _ in self.shared()}
         return [
-            f"Only in the {side.lower()} run: {run.arm_title(str(row['arm']))}"
+            f"Only in the {side.lower()} run: {row_title(run, row)}"
             for side, run in zip(SIDES, self.runs, strict=True)
             for row in run.summary.table
-            if row["arm"] not in shared
+            if _key(row) not in shared
         ]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    """What names a row of a table: its method, and under which condition it was measured."""
+    return str(row["arm"]), str(row.get("variant") or "")
 
 
 def _difference(first: Any, second: Any) -> float | None:
@@ -82,6 +87,8 @@ def comparison_rows(pair: Comparison) -> list[dict[str, Any]]:
     made = []
     for first, second in pair.shared():
         row: dict[str, Any] = {"arm": first["arm"]}
+        if first.get("variant"):
+            row["variant"] = first["variant"]
         for name in pair.names():
             here, there = first.get(f"{name}_here"), second.get(f"{name}_here")
             row |= {
@@ -110,9 +117,9 @@ def _grid(pair: Comparison) -> Grid:
         label = f"{column.label}, {column.unit}" if column.unit else column.label
         heads += [Head(label, side, column.in_domain) for side in (*SIDES, "Difference")]
     own = results_grid(pair.first).lines
-    at = {row["arm"]: line for row, line in zip(pair.first.summary.table, own, strict=True)}
+    at = {_key(row): line for row, line in zip(pair.first.summary.table, own, strict=True)}
     lines = [
-        replace(at[rows[0]["arm"]], note="", cells=tuple(_cells(pair, rows)))
+        replace(at[_key(rows[0])], note="", cells=tuple(_cells(pair, rows)))
         for rows in pair.shared()
     ]
     return Grid(tuple(heads), tuple(lines))

@@ -9,7 +9,7 @@ from typing import Any
 from ._numbers import as_given, decimals, duration, is_number, show
 from ._run import Run
 
-__all__ = ["Cell", "Grid", "Head", "Line", "read_cell", "results", "results_grid"]
+__all__ = ["Cell", "Grid", "Head", "Line", "read_cell", "results", "results_grid", "row_title"]
 
 _FIXED = ("arm", "variant", "role", "seeds", "seconds_here", "note")
 
@@ -101,12 +101,16 @@ def _result(run: Run, name: str) -> list[tuple[Head, list[Cell]]]:
     return made
 
 
-def _line(run: Run, row: Mapping[str, Any], cells: Sequence[Cell]) -> Line:
-    title, ours = run.arm_title(str(row["arm"])), row.get("role") == "ours"
-    if ours and "ours" not in title:
+def row_title(run: Run, row: Mapping[str, Any]) -> str:
+    """What a reader calls a row: the method, whether it is ours, and the condition."""
+    title = run.arm_title(str(row["arm"]))
+    if row.get("role") == "ours" and "ours" not in title:
         title = f"{title} (ours)"
-    if row.get("variant"):
-        title = f"{title}, {row['variant']}"
+    return f"{title}, {row['variant']}" if row.get("variant") else title
+
+
+def _line(run: Run, row: Mapping[str, Any], cells: Sequence[Cell]) -> Line:
+    title, ours = row_title(run, row), row.get("role") == "ours"
     return Line(title, str(row.get("note") or ""), ours, tuple(cells))
 
 

@@ -35,7 +35,7 @@ class AdditionTask(Task):
         max_position: Largest id of a model's table. Ids then start at random in training, and in
             the middle of the table in tests. Default `None`: ids start at 1.
         carry_chains: Share of samples with `b = 9 - a` on a random span of the first two operands,
-            along which a carry runs far. Range: 0 to 1. Default 0.
+            so that a carry which enters the span runs through it. Range: 0 to 1. Default 0.
 
     Raises:
         ConfigError: If a range is wrong, or `hi` digits need ids beyond `max_position`.
@@ -62,8 +62,11 @@ class AdditionTask(Task):
         carry_chains: float = 0.0,
     ) -> None:
         self.digits = parse_range(digits, "digits")
-        check_range(operands, "operands", low=2)
+        check_range(operands, "operands", low=2, integer=True)
         check_range(carry_chains, "carry_chains", low=0.0, high=1.0)
+        check_range(self.digits[1], "digits", high=1_000_000, integer=True)
+        if max_position is not None:
+            check_range(max_position, "max_position", low=1, integer=True)
         self.operands = operands
         self.max_position = max_position
         self.carry_chains = carry_chains
@@ -141,8 +144,9 @@ class AdditionTask(Task):
         """Return one cell for each number of digits and share of carry chains.
 
         Args:
-            digits: Lengths to test; every operand has exactly that many digits. Default 1, 2, 3, 5
-                and 10 times the longest trained, as far as `max_position` allows.
+            digits: Lengths to test; every operand has exactly that many digits (with carry chains
+                the second may begin with 0). Default 1, 2, 3, 5 and 10 times the longest trained,
+                as far as `max_position` allows.
             carry_chains: One share or several.
             unseen_only: Leave out lengths inside the trained range.
         """
@@ -180,7 +184,8 @@ class AdditionTask(Task):
 
     def _check_fits(self, n: int, error: type[ConfigError] | type[DataError]) -> None:
         if not self._fits(n):
-            longest = next((m for m in range(n, 0, -1) if self._fits(m)), 0)
+            reach = min(n, self.max_position or n)
+            longest = next((m for m in range(reach, 0, -1) if self._fits(m)), 0)
             raise error(
                 f"operands of {n} digits need ids up to {self._answer_width(n) + 1}, more than "
                 f"max_position = {self.max_position}; at most {longest} digits fit. "

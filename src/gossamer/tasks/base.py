@@ -174,8 +174,8 @@ class BatchStream:
     split: str = "train"
 
     def __post_init__(self) -> None:
-        check_range(self.batch_size, "batch_size", low=1)
-        check_range(self.seed, "seed", low=0)
+        check_range(self.batch_size, "batch_size", low=1, integer=True)
+        check_range(self.seed, "seed", low=0, integer=True)
 
     def batch(self, number: int) -> Batch:
         """Return batch `number`, from 0."""
@@ -225,13 +225,15 @@ def parse_range(value: Any, name: str, *, low: int = 1) -> tuple[int, int]:
     parts: Sequence[Any]
     if isinstance(value, str):
         parts = value.split("-")
-    elif isinstance(value, int):
-        parts = [value]
+    elif isinstance(value, list | tuple):
+        parts = value
     else:
-        parts = list(value)
+        parts = [value]
     try:
         numbers = [int(part) for part in parts]
     except (TypeError, ValueError):
+        numbers = []
+    if any(isinstance(part, bool | float) for part in parts):
         numbers = []
     if len(numbers) not in (1, 2):
         raise ConfigError(

@@ -1,6 +1,8 @@
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .config import TrainConfig as TrainConfig
+from .devices import check_device as check_device
+from .devices import pick_device as pick_device
 from .evaluation import GridResult as GridResult
 from .evaluation import evaluate_task as evaluate_task
 from .job import TrainJob as TrainJob
@@ -13,5 +15,6 @@ from .loop import NumberedBatches as NumberedBatches
 from .loop import Trainer as Trainer
 from .loop import TrainResult as TrainResult
 from .losses import answer_loss as answer_loss
+from .seeding import seed_all as seed_all
 from .solve import SolveResult as SolveResult
 from .solve import solve_queries as solve_queries

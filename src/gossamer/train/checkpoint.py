@@ -61,7 +61,7 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         with safe_open(path, framework="pt") as file:
             values = json.loads(file.metadata()["values"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} must be a checkpoint of this library; got: {error}. Delete it to start anew."
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.checks import check_choice, check_range
+from gossamer.errors import ConfigError
 
 __all__ = ["TrainConfig"]
 
@@ -47,14 +48,17 @@ class TrainConfig:
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:
-        check_range(self.steps, "steps", low=1)
+        check_range(self.steps, "steps", low=1, integer=True)
         check_range(self.lr, "lr", low=0.0, open_low=True)
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise ConfigError(f"betas must be two numbers; got {self.betas!r}. Change betas.")
         for beta in self.betas:
-            check_range(beta, "betas", low=0.0, high=1.0)
-        for name in ("weight_decay", "clip", "checkpoint_every"):
+            check_range(beta, "betas", low=0.0, high=0.999999)
+        for name in ("weight_decay", "clip"):
             check_range(getattr(self, name), name, low=0.0)
+        check_range(self.checkpoint_every, "checkpoint_every", low=0, integer=True)
         for name in ("warmup", "floor"):
             check_range(getattr(self, name), name, low=0.0, high=1.0)
         check_choice(self.precision, ("float32", "bfloat16", "float16"), "precision")
         check_choice(self.device, ("auto", "cpu", "cuda", "mps"), "device")
-        check_range(self.log_every, "log_every", low=1)
+        check_range(self.log_every, "log_every", low=1, integer=True)

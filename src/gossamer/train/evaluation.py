@@ -62,7 +62,8 @@ def evaluate_task(
         generator: Draws the samples; default one with seed 0.
 
     Raises:
-        ConfigError: If the grid needs ids beyond the model's table.
+        ConfigError: If the grid needs ids beyond the task's `max_position`.
+        DataError: If it needs ids beyond the model's own table.
 
     Example:
         >>> from gossamer.tasks import AdditionTask
@@ -74,7 +75,7 @@ def evaluate_task(
     Source: Cho et al., NeurIPS 2024, section 5: exact match of answer and end token.
     Deviations: none
     """
-    check_range(num_samples, "num_samples", low=1)
+    check_range(num_samples, "num_samples", low=1, integer=True)
     cells = task.grid(**grid) if isinstance(grid, Mapping) else list(grid)
     generator = generator or torch.Generator().manual_seed(0)
     was_training = model.training
@@ -96,11 +97,11 @@ def _evaluate_cell(
     for part in _parts(batch, size):
         correct = _correct_tokens(model, part)
         wanted = part.loss_mask[:, 1:]
+        # a scale by the final length is another one at each step of decoding
+        decode = answer_only or not model.cacheable
         right += int((correct & wanted).sum())
         total += int(wanted.sum())
-        whole = (
-            _decoded_right(model, cell.task, part) if answer_only else (correct | ~wanted).all(1)
-        )
+        whole = _decoded_right(model, cell.task, part) if decode else (correct | ~wanted).all(1)
         exact += int(whole.sum())
     return {
         **cell.coordinates,

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.checks import check_keys, check_range
+from gossamer.checks import check_given, check_keys, check_range, check_table
 from gossamer.errors import ConfigError, DataError
 from gossamer.files import begin_folder, read_toml
 from gossamer.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from gossamer.models import Decoder
-    from gossamer.tasks import Task
+    from gossamer.tasks import GridCell, Task
     from gossamer.train.evaluation import GridResult
 
 __all__ = ["TrainJob", "load_run", "train_task"]
@@ -60,9 +60,11 @@ class TrainJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_keys([] if "name" in self.task else ["(no name)"], ["name"], "[task]")
-        check_range(self.batch_size, "batch_size", low=1)
-        check_range(self.seed, "seed", low=0)
+        check_given(self.task, "name", "[task]")
+        if not isinstance(self.task["name"], str):
+            raise ConfigError(f"the name in [task] must be text; got {self.task['name']!r}.")
+        check_range(self.batch_size, "batch_size", low=1, integer=True)
+        check_range(self.seed, "seed", low=0, high=2**32 - 1, integer=True)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], name: str) -> TrainJob:
@@ -75,10 +77,12 @@ class TrainJob:
         check_keys(values, [f.name for f in dataclasses.fields(cls)], name)
         if "task" not in values:
             raise ConfigError(f"{name} needs a table [task] with a name; got none. Add one.")
+        for table in ("task", "model", "train"):
+            check_table(values.get(table, {}), f"[{table}] of {name}")
         parts = dict(values)
         train = dict(parts.pop("train", {}))
         check_keys(train, [f.name for f in dataclasses.fields(TrainConfig)], f"[train] of {name}")
-        if "betas" in train:
+        if isinstance(train.get("betas"), list):
             train["betas"] = tuple(train["betas"])
         parts["model"] = _DECODER | dict(parts.get("model", {}))
         parts["train"] = dataclasses.replace(TrainConfig(steps=1200, lr=3e-3), **train)
@@ -109,6 +113,8 @@ class TrainJob:
 
         known = [p for p in inspect.signature(Decoder).parameters if p != "vocab_size"]
         check_keys(self.model, known, "[model]")
+        for needed in ("dim", "num_layers", "num_heads"):
+            check_given(self.model, needed, "[model]")
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             return Decoder(task.vocab_size, **self.model)
@@ -144,15 +150,40 @@ def train_task(
     from gossamer.train.logging import FileLogger
     from gossamer.train.loop import Trainer
     from gossamer.train.losses import answer_loss
+    from gossamer.train.seeding import seed_all
 
     path = Path(folder)
     task = job.build_task()
     model = job.build_model(task)
+    cells = _reachable(model, task)
+    seed_all(job.seed)  # what dropout and random starts draw from
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
     trainer = Trainer(model, answer_loss, job.train, logger=FileLogger(path), quiet=quiet)
     trainer.fit(task.stream(job.batch_size, seed=job.seed), resume=resume)
     model.save_pretrained(path)
-    return evaluate_task(model, task, task.grid(), num_samples=num_samples)
+    return evaluate_task(model, task, cells, num_samples=num_samples)
+
+
+def _reachable(model: Decoder, task: Task) -> list[GridCell]:
+    """Return the cells of the task's grid whose samples the model can take, found before training.
+
+    Raises:
+        DataError: If it cannot take even the trained length.
+    """
+    import torch
+
+    cells: list[GridCell] = []
+    for cell in task.grid():
+        sample = cell.task.sample(1, generator=torch.Generator().manual_seed(0), split="test")
+        try:
+            with torch.no_grad():
+                model.eval()(sample.tokens, sample.position_ids)
+        except DataError:
+            if not cells:
+                raise
+            break
+        cells.append(cell)
+    return cells
 
 
 def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder, Task]:
@@ -168,5 +199,11 @@ def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder, Task]:
         raise DataError(
             f"expected a run folder of `gossamer train`; {path} is no folder. Check the path."
         )
-    job = TrainJob.from_dict(read_toml(path / "config.toml"), str(path / "config.toml"))
+    values = read_toml(path / "config.toml", "Give a run folder of `gossamer train`.")
+    if "recipe" in values:
+        raise DataError(
+            f"expected a run folder of `gossamer train`; {path} is one of `gossamer reproduce`, "
+            "which keeps no model. Train one: gossamer train --task addition."
+        )
+    job = TrainJob.from_dict(values, str(path / "config.toml"))
     return Decoder.from_pretrained(path), job.build_task()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from gossamer.files import write_json, write_text
+from gossamer.files import read_lines, without_nan, write_json, write_text
 
 __all__ = ["FileLogger", "Logger", "NoLogger"]
 
@@ -56,7 +56,7 @@ class NoLogger:
 
 
 class FileLogger:
-    r"""Appends to `metrics.jsonl` in a folder and writes `summary.json` at the end.
+    r"""Appends to `metrics.jsonl` in a folder, and writes `summary.json` when asked to.
 
     Args:
         folder: Run folder; made when missing.
@@ -77,19 +77,13 @@ class FileLogger:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+            file.write(json.dumps(without_nan({"step": step, **values})) + "\n")
 
     def rewind(self, step: int) -> None:
         """Drop lines after `step`, and a line that an interruption cut short."""
         if not self._path.exists():
             return
-        kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except json.JSONDecodeError:
-                break
+        kept = [json.dumps(row) + "\n" for row in read_lines(self._path) if row["step"] <= step]
         write_text(self._path, "".join(kept))
 
     def summary(self, values: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from gossamer.train.checkpoint import (
     save_checkpoint,
 )
 from gossamer.train.config import TrainConfig
+from gossamer.train.devices import check_device
 from gossamer.train.logging import Logger, NoLogger
 
 __all__ = ["NumberedBatches", "TrainResult", "Trainer"]
@@ -102,7 +103,8 @@ class Trainer:
 
         Args:
             batches: An object with `batch(number)`, or an iterable that is started anew when it
-                ends. A resumed run replays an iterable up to its step.
+                ends. A resumed run replays an iterable up to its step; that is equal to the bit
+                where the iterable gives the same items each time, as a shuffling loader does not.
             resume: Go on from the checkpoint in the logger's folder, if there is one.
 
         Raises:
@@ -137,6 +139,8 @@ class Trainer:
                     self._save(run, done)
                 if interrupted():
                     raise KeyboardInterrupt
+        # what `prepare` wrapped around the model for mixed precision must not outlive the training
+        accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)
         return TrainResult(self.config.steps, run.last_mean, time.perf_counter() - started)
 
     def _step(self, run: _Run, batch: Any, step: int) -> None:
@@ -196,6 +200,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": _optimizer_state(run.optimizer),
             "random": random_state(),
+            "scaler": scaler.state_dict() if (scaler := run.accelerator.scaler) else {},
             "window": {"losses": losses, "norm": run.norm, "mean": run.last_mean},
         }
         save_checkpoint(self.logger.folder, state)
@@ -216,6 +221,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         _load_optimizer_state(run.optimizer, state["optimizer"])
         restore_random_state(state["random"])
+        if run.accelerator.scaler and state["scaler"]:
+            run.accelerator.scaler.load_state_dict(state["scaler"])
         device = run.accelerator.device
         run.losses = list(state["window"]["losses"].to(device).unbind())
         run.norm, run.last_mean = state["window"]["norm"], state["window"]["mean"]
@@ -246,10 +253,7 @@ def _accelerator(config: TrainConfig) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
 
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device 'cuda' needs a CUDA device and build of torch; none is here. Use 'cpu'."
-        )
+    check_device(config.device)
     launched = PartialState._shared_state != {} and PartialState().num_processes > 1
     # the library keeps one global state and refuses other settings later in the same process
     AcceleratorState._reset_state(reset_partial_state=not launched)
@@ -307,7 +311,8 @@ def _endless(batches: Iterable[Any]) -> Iterator[Any]:
             yield item
         if empty:
             raise ConfigError(
-                "batches must hold at least one batch; got none. Give a longer iterable."
+                "batches must hold a batch each time they are started; got none. "
+                "Give a list or a loader, not a generator that can run only once."
             )
 
 

@@ -71,7 +71,7 @@ def solve_queries(
     Source: the library's own.
     Deviations: none
     """
-    check_range(batch_size, "batch_size", low=1)
+    check_range(batch_size, "batch_size", low=1, integer=True)
     encoded = [_read(task, query, number) for number, query in enumerate(queries, start=1)]
     order = sorted(range(len(queries)), key=lambda i: len(encoded[i][0]))
     answers = [""] * len(queries)
