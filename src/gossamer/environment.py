@@ -12,7 +12,10 @@ from typing import Any
 
 from gossamer._version import __version__
 
-__all__ = ["describe_environment", "package_versions"]
+__all__ = ["PACKAGES", "describe_environment", "package_versions"]
+
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "accelerate", "safetensors", "matplotlib")
 
 
 def describe_environment() -> dict[str, Any]:
@@ -22,22 +25,13 @@ def describe_environment() -> dict[str, Any]:
         >>> "python" in describe_environment()
         True
     """
-    packages = (
-        "torch",
-        "numpy",
-        "scipy",
-        "scikit-learn",
-        "accelerate",
-        "safetensors",
-        "matplotlib",
-    )
     return {
         "gossamer": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "packages": package_versions(packages),
+        "packages": package_versions(PACKAGES),
         "finished": time.strftime("%Y-%m-%d"),
     }
 

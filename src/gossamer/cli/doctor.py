@@ -12,21 +12,12 @@ from cyclopts import Parameter
 
 from gossamer._version import __version__
 from gossamer.cli._common import COMMON, Common, print_json
-from gossamer.environment import package_versions
+from gossamer.environment import PACKAGES, package_versions
 from gossamer.errors import MissingDependencyError
 
 __all__ = ["run"]
 
-_PACKAGES = (
-    "torch",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "accelerate",
-    "safetensors",
-    "matplotlib",
-    "numba",
-)
+_NEEDED = (*PACKAGES, "numba")
 _EXTRAS = {"hf": ("transformers", "huggingface_hub")}
 
 
@@ -67,8 +58,8 @@ def _facts() -> tuple[dict[str, Any], list[str]]:
     elif torch.backends.mps.is_available():
         device = "mps"
     facts: dict[str, Any] = {"gossamer": __version__, "python": platform.python_version()}
-    facts |= package_versions(_PACKAGES)
-    warnings += [f"{name} is missing" for name in _PACKAGES if facts[name] == "missing"]
+    facts |= package_versions(_NEEDED)
+    warnings += [f"{name} is missing" for name in _NEEDED if facts[name] == "missing"]
     facts |= {"device": device, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     facts["writable"] = "yes" if os.access(os.getcwd(), os.W_OK) and _can_write() else "no"
     if facts["writable"] == "no":

@@ -170,10 +170,10 @@ RECIPE = Recipe(
     arms=(
         Arm(OURS, "Coupled relative ids, 1 layer", "ours"),
         Arm("rope", "RoPE, 3 layers", "baseline", max_seeds=1, cost=3.0),
-        Arm("fire", "FIRE, 3 layers", "baseline", max_seeds=1, cost=1.3),
-        Arm("alibi", "ALiBi, 3 layers", "baseline", max_seeds=1, cost=1.2),
-        Arm("learned", "Learned table, random start, 3 layers", "baseline", max_seeds=1, cost=1.2),
-        Arm("none", "NoPE (no positions), 3 layers", "baseline", max_seeds=1, cost=1.2),
+        Arm("fire", "FIRE, 3 layers", "baseline", max_seeds=1, cost=0.6),
+        Arm("alibi", "ALiBi, 3 layers", "baseline", max_seeds=1, cost=0.6),
+        Arm("learned", "Learned table, random start, 3 layers", "baseline", max_seeds=1, cost=0.6),
+        Arm("none", "NoPE (no positions), 3 layers", "baseline", max_seeds=1, cost=0.6),
     ),
     scales={
         "small": Config(),
