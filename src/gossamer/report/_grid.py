@@ -77,9 +77,9 @@ def _numbers(table: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[f
 
 
 def read_cell(row: Mapping[str, Any], name: str, places: int | None) -> Cell:
-    """One result of a row with its spread; a single seed has none."""
+    """One result of a row with its spread; a single seed and equal seeds have none."""
     value, low, high = (row.get(f"{name}{end}_here") for end in ("", "_low", "_high"))
-    if row.get("seeds") == 1 or low is None or high is None:
+    if row.get("seeds") == 1 or low is None or high is None or low == high:
         return Cell(show(value, places))
     if not all(is_number(v) for v in (value, low, high)):
         return Cell(show(value, places))

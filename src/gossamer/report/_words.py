@@ -21,7 +21,7 @@ _READING_TABLE = (
     (
         "Value and spread",
         "1.00 (0.99–1.00) is the median over the seeds, with the lowest and the highest seed in "
-        "brackets.",
+        "brackets where they differ.",
     ),
     (
         "Trained",
