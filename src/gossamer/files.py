@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_REMEDY = "Check the path, or mend the file."
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` when the block ends well.
@@ -77,7 +80,7 @@ def read_text(path: str | os.PathLike[str], remedy: str = "Check the path.") -> 
         raise DataError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
 
 
-def read_json(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], remedy: str = _REMEDY) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
@@ -119,7 +122,7 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def read_toml(path: str | os.PathLike[str], remedy: str = "Mend the file.") -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str], remedy: str = _REMEDY) -> dict[str, Any]:
     """Read TOML.
 
     Raises:
@@ -160,7 +163,8 @@ def choose_folder(
             )
         return folder
     number = 1
-    taken = [n for n in range(1, 10_000) if _numbered_path(default, n).exists()] if resume else []
+    begun = (n for n in range(1, 10_000) if (_numbered_path(default, n) / "config.toml").exists())
+    taken = list(begun) if resume else []
     if taken:
         return _numbered_path(default, taken[-1])
     while True:

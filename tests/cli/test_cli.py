@@ -80,6 +80,8 @@ def test_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str
     marks = ["─ Evidence", "│ reproduce", "─ Sequences", "│ train"]
     assert [out.index(mark) for mark in marks] == sorted(out.index(mark) for mark in marks)
     assert all(command in out for command in COMMANDS)
+    for line in ("Train a small exact model on a task", "Answer queries with a trained model"):
+        assert line in out
 
 
 def test_the_modules_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +258,9 @@ def test_train_by_options_and_resume(capsys: pytest.CaptureFixture[str]) -> None
     first = read_json("runs/train/summary.json")
     assert run("train", *options, *common, "--resume", "--json") == 0
     assert read_json("runs/train/summary.json")["cells"] == first["cells"]
+    assert not Path("runs/train-2").exists()
+    assert run("train", "--resume", "--quiet") == 0  # the run's own settings
+    assert run("train", "--task", "addition", "--positions", "coupled") == 2
     assert not Path("runs/train-2").exists()
     text = Path("runs/train/config.toml").read_text()
     for line in (

@@ -114,7 +114,9 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert choose_folder("runs/x", None) == Path("runs/x")
     assert choose_folder("runs/x", None) == Path("runs/x-2")
-    assert choose_folder("runs/x", None, resume=True) == Path("runs/x-2")
+    Path("runs/x/config.toml").touch()
+    assert choose_folder("runs/x", None, resume=True) == Path("runs/x")  # x-2 was never begun
+    Path("runs/x/config.toml").unlink()
     assert choose_folder("runs/x", "runs/x") == Path("runs/x")  # empty
     Path("runs/x/f").touch()
     with pytest.raises(DataError, match="new or empty folder; runs/x has content"):

@@ -129,7 +129,8 @@ def test_bad_recipes() -> None:
         ({"arms": ()}, "unknown arm in a claim of r 'a'"),
         ({"columns": ()}, "unknown metric in a claim of r 'm'"),
         ({"budget": {}}, "unknown scale with a budget in r 'small'"),
-        ({"scales": {"tiny": 1}}, "unknown scale 'tiny'"),
+        ({"scales": {"tiny": claim()}}, "unknown scale 'tiny'"),
+        ({"scales": {"small": {"steps": 1}}}, "must hold instances of a frozen dataclass"),
     ):
         with pytest.raises(ConfigError, match=message):
             Recipe(**{**parts, **change})

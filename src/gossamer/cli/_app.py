@@ -1,6 +1,8 @@
-"""The tree of commands; each module is imported on use and loads what is heavy inside."""
+"""The tree of commands; their modules are light and load what is heavy inside."""
 
 from __future__ import annotations
+
+import importlib
 
 from cyclopts import App, Group
 
@@ -37,5 +39,6 @@ def build_app() -> App:
         group_commands=Group("Other", sort_key=8),
     )
     for name, module, group in _COMMANDS:
-        app.command(f"gossamer.cli.{module}:run", name=name, group=group)
+        command = importlib.import_module(f"gossamer.cli.{module}").run
+        app.command(command, name=name, group=group)
     return app

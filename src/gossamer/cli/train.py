@@ -33,12 +33,14 @@ def run(
 
     Args:
         task: A task, with options after a colon: addition:digits=1-20,carry_chains=0.3
-        positions: Position encoding, such as coupled_relative (default), rope, alibi, fire, none.
+        positions: Position encoding: coupled_relative (default), rope, alibi, fire or none; learned
+            and coupled need a table size, so they stand in the file of --config.
         steps: Optimiser steps. Default 1200.
         lr: Peak learning rate. Default 0.003.
         batch_size: Samples for each step. Default 64.
         config: A TOML file with the tables [task], [model], [train], as in config.toml of a run.
-        resume: Go on with the newest run (or with --out) from its checkpoint.
+        resume: Go on with the newest run (or with --out) from its checkpoint; its own config.toml
+            is read when neither --task nor --config is given.
     """
     from gossamer.cli._train_page import axes_of, write_inputs
     from gossamer.environment import describe_environment
@@ -51,7 +53,10 @@ def run(
         "lr": lr,
         "device": common.device if common.device != "auto" else None,
     }
+    if resume and task is None and config is None:
+        config = choose_folder("runs/train", common.out, resume=True) / "config.toml"
     job = _job(task, positions, options, batch_size, config, common.seed)
+    job.build_model(job.build_task())  # a wrong option is found before a folder is made
     set_threads(common)
     rank = _launched_rank()
     if rank is None:

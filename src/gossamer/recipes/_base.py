@@ -187,7 +187,12 @@ class Recipe:
             check_choice(
                 claim.metric, [c.name for c in self.columns], f"metric in a claim of {self.name}"
             )
-        for scale in self.scales:
+        for scale, config in self.scales.items():
+            if not dataclasses.is_dataclass(config) or isinstance(config, type):
+                raise ConfigError(
+                    f"scales of {self.name} must hold instances of a frozen dataclass; "
+                    f"got {config!r} for {scale!r}. Define a dataclass with the settings."
+                )
             check_choice(scale, ("small", "medium", "paper"), "scale")
             check_choice(scale, self.budget, f"scale with a budget in {self.name}")
 
