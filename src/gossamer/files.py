@@ -16,6 +16,7 @@ from gossamer.errors import DataError
 __all__ = [
     "begin_folder",
     "choose_folder",
+    "newest_run",
     "read_json",
     "read_lines",
     "read_text",
@@ -163,10 +164,9 @@ def choose_folder(
             )
         return folder
     number = 1
-    begun = (n for n in range(1, 10_000) if (_numbered_path(default, n) / "config.toml").exists())
-    taken = list(begun) if resume else []
-    if taken:
-        return _numbered_path(default, taken[-1])
+    newest = newest_run(default) if resume else None
+    if newest is not None:
+        return newest
     while True:
         folder = _numbered_path(default, number)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -176,6 +176,17 @@ def choose_folder(
             number += 1
         else:
             return folder
+
+
+def newest_run(default: str) -> Path | None:
+    """Return the newest numbered folder in which a run was begun, or `None`.
+
+    Example:
+        >>> newest_run("runs/none-of-this-name")
+    """
+    paths = (_numbered_path(default, number) for number in range(1, 10_000))
+    begun = [path for path in paths if (path / "config.toml").exists()]
+    return begun[-1] if begun else None
 
 
 def begin_folder(folder: Path, settings: str, *, resume: bool) -> None:

@@ -112,6 +112,8 @@ def test_the_modules_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["info", "fir"], 2, "did you mean 'fire'"),
         (["list", "--theme", "position"], 2, "did you mean 'positions'"),
         (["train"], 2, "needs --task or a --config"),
+        (["train", "--resume"], 2, "needs --task or a --config"),
+        (["train", "--resume", "--out", "none"], 2, "config.toml does not exist"),
         (["train", "--task", "addition:digits=5-2"], 2, "1 <= lo <= hi; got 5-2"),
         (["train", "--task", "adition"], 2, "did you mean 'addition'"),
         (["train", "--task", "addition", "--positions", "ropee"], 2, "did you mean 'rope'"),

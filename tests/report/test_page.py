@@ -335,4 +335,4 @@ def test_a_title_that_is_no_text_is_named(run):
 def test_unknown_keys_of_newer_versions_are_left_alone(run):
     edit(run, "summary.json", lambda d: d.update(future=1))
     edit(run, "page.json", lambda d: d.update(future=1))
-    write_page(run)
+    assert "future" not in write_page(run).read_text(encoding="utf-8")

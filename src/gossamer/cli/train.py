@@ -44,7 +44,7 @@ def run(
     """
     from gossamer.cli._train_page import axes_of, write_inputs
     from gossamer.environment import describe_environment
-    from gossamer.files import choose_folder, write_json
+    from gossamer.files import choose_folder, newest_run, write_json
     from gossamer.report import write_page
     from gossamer.train import train_task
 
@@ -54,7 +54,8 @@ def run(
         "device": common.device if common.device != "auto" else None,
     }
     if resume and task is None and config is None:
-        config = choose_folder("runs/train", common.out, resume=True) / "config.toml"
+        begun = common.out or newest_run("runs/train")
+        config = begun / "config.toml" if begun else None
     job = _job(task, positions, options, batch_size, config, common.seed)
     job.build_model(job.build_task())  # a wrong option is found before a folder is made
     set_threads(common)
