@@ -212,10 +212,10 @@ def test_unseen_lengths_only() -> None:
 
 
 def test_too_long_for_the_table_names_the_longest_that_fits() -> None:
-    with pytest.raises(ConfigError, match="at most 40 digits fit"):
+    with pytest.raises(ConfigError, match="the largest that fit: operands of 40 digits"):
         AdditionTask((1, 41), max_position=42)
     AdditionTask((1, 40), max_position=42)
-    with pytest.raises(DataError, match="at most 10 digits fit"):
+    with pytest.raises(DataError, match="the largest that fit: operands of 10 digits"):
         AdditionTask((1, 10), max_position=12).example("12345678901+1")
     with pytest.raises(ConfigError, match="start must be"):
         AdditionTask((1, 10), max_position=12).example("1+1", start=11)

@@ -85,7 +85,7 @@ def test_a_bad_query_is_named(half_trained: Decoder) -> None:
 def test_a_grid_beyond_the_table_names_the_longest() -> None:
     task = AdditionTask((1, 3), max_position=10)
     model = Decoder(14, 16, 1, 2, positions={"name": "coupled", "max_position": 10})
-    with pytest.raises(ConfigError, match="at most 8 digits fit"):
+    with pytest.raises(ConfigError, match="the largest that fit: operands of 8 digits"):
         evaluate_task(model, task, {"digits": [9]}, num_samples=2)
 
 
