@@ -17,6 +17,7 @@ __all__ = [
     "begin_folder",
     "choose_folder",
     "newest_run",
+    "packaged_data",
     "read_json",
     "read_lines",
     "read_text",
@@ -206,3 +207,25 @@ def begin_folder(folder: Path, settings: str, *, resume: bool) -> None:
 
 def _numbered_path(path: str, number: int) -> Path:
     return Path(path if number == 1 else f"{path}-{number}")
+
+
+def packaged_data(name: str) -> Path:
+    """Return the path of a data file that is installed with the library.
+
+    Args:
+        name: Below `gossamer/data`, such as `"tiny_shakespeare/input.txt"`.
+
+    Raises:
+        DataError: If there is none of that name.
+
+    Example:
+        >>> packaged_data("tiny_shakespeare/input.txt").name
+        'input.txt'
+    """
+    path = Path(__file__).parent / "data" / name
+    if not path.is_file():
+        raise DataError(
+            f"expected the packaged data file {name}; it is not installed at {path}. Install "
+            "gossamer again."
+        )
+    return path

@@ -22,7 +22,7 @@ from gossamer.registry import MethodInfo, get_method, list_methods
 ROOT = Path(__file__).parents[2]
 METHODS = list_methods()
 PACKAGES = [
-    "attention", "layers", "models", "optim", "positions", "recipes", "report", "tasks", "train",
+    "attention", "layers", "measures", "models", "optim", "positions", "recipes", "report", "tasks", "train",
 ]  # fmt: skip
 SYMBOLS = [
     (package, name)
@@ -33,9 +33,14 @@ SYMBOLS = [
 # how to build the modules that need more than the sizes below
 BUILD = {
     "positions.CoupledPositions": {"max_position": 16},
+    "positions.DietAbsolutePositions": {"max_length": 16},
+    "positions.DietRelativePositions": {"max_length": 16},
     "positions.LearnedPositions": {"max_position": 16},
     "layers.Residual": {"norm": "pre"},
     "models.Decoder": {"vocab_size": 14, "num_layers": 1},
+    "models.Encoder": {"vocab_size": 14, "num_layers": 1, "max_length": 4, "num_segments": 2},
+    "attention.LinformerAttention": {"length": 4, "projection_dim": 2},
+    "attention.ShawAttention": {"max_distance": 2},
 }
 SIZES = {"dim": 8, "num_heads": 2, "head_dim": 4, "hidden_dim": 8}
 

@@ -88,6 +88,50 @@ def test_levels_add_up_exactly() -> None:
     torch.testing.assert_close(whole, total)
 
 
+def test_levels_may_be_permuted_together_with_their_tables() -> None:
+    one, other = (CoupledRelativePositions(3, levels=3, window=2) for _ in range(2))
+    order = [2, 0, 1]
+    other.table.data = one.table.data[order]
+    ids, index = torch.randint(0, 5, (2, 6, 3)), torch.arange(6)[None]
+    torch.testing.assert_close(
+        other.bias(ids[..., order], ids[..., order], q_index=index),
+        one.bias(ids, ids, q_index=index),
+    )
+
+
+def test_each_level_may_be_shifted_by_its_own_constant() -> None:
+    encoding = CoupledRelativePositions(3, levels=3)
+    ids, index = torch.randint(0, 5, (2, 6, 3)), torch.arange(6)[None]
+    moved = torch.where(ids > 0, ids + torch.tensor([7, 0, 400]), 0)
+    assert torch.equal(
+        encoding.bias(moved, moved, q_index=index), encoding.bias(ids, ids, q_index=index)
+    )
+
+
+@torch.no_grad()
+def test_a_model_does_not_see_the_start_of_a_level() -> None:
+    torch.manual_seed(0)
+    entry = {"name": "coupled_relative", "levels": 2}
+    model = Decoder(14, 32, 2, 4, positions=entry).eval()
+    tokens, ids = torch.randint(14, (2, 9)), torch.randint(0, 6, (2, 9, 2))
+    moved = torch.where(ids > 0, ids + torch.tensor([3, 90]), 0)
+    assert torch.equal(model(tokens, moved), model(tokens, ids))
+    assert (model(tokens, ids.flip(-1)) - model(tokens, ids)).abs().max() > 1e-3
+
+
+def test_an_empty_level_reads_its_bucket_for_none_alone() -> None:
+    """With the second level dropped, two levels are the one-level bias plus a constant."""
+    two = CoupledRelativePositions(3, levels=2, length_scale="none")
+    one = CoupledRelativePositions(3, length_scale="none")
+    one.table.data = two.table.data[:1]
+    ids, index = torch.randint(0, 5, (2, 6)), torch.arange(6)[None]
+    both = torch.stack((ids, torch.zeros_like(ids)), dim=-1)
+    constant = 10.0 * two.table[1, -1].view(1, 3, 1, 1)
+    torch.testing.assert_close(
+        two.bias(both, both, q_index=index), one.bias(ids, ids, q_index=index) + constant
+    )
+
+
 def test_one_token_keeps_its_logits() -> None:
     """log(1) = 0 would erase every logit of a sequence of one token."""
     encoding = CoupledRelativePositions(2, length_scale="sequence")
@@ -126,6 +170,14 @@ def test_gradient_of_the_table() -> None:
     encoding.forward = encoding.bias  # type: ignore[method-assign]
     table = encoding.table.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(bias, (table,))
+
+
+def test_buckets_of_tokens_without_position_learn() -> None:
+    encoding = CoupledRelativePositions(2, levels=2, window=2)
+    ids = torch.tensor([[[0, 1], [3, 0], [0, 0], [2, 2]]])
+    encoding.bias(ids, ids, q_index=torch.arange(4)[None]).sum().backward()
+    # query without, key without, both without: the last three rows of each level
+    assert (encoding.table.grad[:, -3:].abs() > 0).all()
 
 
 # --- rules that make ids ---
@@ -180,8 +232,9 @@ def test_abacus_ids() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"window": 0}, {"gain": 0.0}, {"base_length": 1}, {"levels": 0}, {"length_scale": "no"}],
-)
+    [{"window": 0}, {"gain": 0.0}, {"base_length": 1}, {"levels": 0}, {"length_scale": "no"},
+     {"num_heads": 0}],
+)  # fmt: skip
 def test_bad_options(options: dict) -> None:
     with pytest.raises(ConfigError):
-        CoupledRelativePositions(2, **options)
+        CoupledRelativePositions(**{"num_heads": 2, **options})

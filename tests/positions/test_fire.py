@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from gossamer.errors import ConfigError, DataError
-from gossamer.positions import FirePositions
+from gossamer.positions import FirePositions, T5Positions
 from tests.conftest import DATA
 
 REFERENCE = json.loads((DATA / "length-task-fixtures" / "position_bias.json").read_text())
 
 
 def normalised(fire: FirePositions, q_ids: torch.Tensor, k_ids: torch.Tensor) -> torch.Tensor:
-    difference = q_ids.unsqueeze(2) - k_ids.unsqueeze(1)
-    return fire._normalised(difference, q_ids, k_ids)
+    distance = fire._distance(q_ids.unsqueeze(2) - k_ids.unsqueeze(1))
+    return fire._normalised(distance, fire._reach(q_ids, k_ids), fire._learned())
 
 
 def bias(fire: FirePositions, ids: torch.Tensor) -> torch.Tensor:
@@ -137,6 +137,28 @@ def test_it_can_be_alibi() -> None:
     assert error < 1e-3
 
 
+def test_it_can_be_t5() -> None:
+    """Steep pairs of hidden units, one for each border of a bucket, make its steps."""
+    torch.manual_seed(0)
+    t5 = T5Positions(3, num_buckets=16, max_distance=40).double()
+    borders = t5.borders.unique()
+    fire = FirePositions(3, hidden_dim=2 * len(borders), init_length=64.0).double()
+    far = torch.full((1, 1), 64)
+    u = normalised(fire, far, torch.arange(64, 0, -1)[None]).flatten().detach()
+    low, high = u[borders - 1], u[borders]
+    values = t5.table[:, t5.bucket(torch.arange(64))].detach()  # (H, 64)
+    steepness = (values[:, borders] - values[:, borders - 1]) / (high - low)
+    with torch.no_grad():
+        fire.mlp[0].weight.fill_(1.0)
+        fire.mlp[0].bias.copy_(-torch.cat((low, high)))
+        fire.mlp[2].weight.copy_(torch.cat((steepness, -steepness), dim=1))
+        fire.mlp[2].bias.copy_(values[:, 0])
+    ids = torch.arange(1, 65)[None]
+    torch.testing.assert_close(
+        bias(fire, ids), t5.bias(ids, ids, q_index=ids - 1), atol=1e-9, rtol=0
+    )
+
+
 # --- gradients ---
 
 
@@ -157,6 +179,20 @@ def test_keys_after_the_query_give_no_nan() -> None:
     fire = FirePositions(1, init_c=2.0)
     ids = torch.arange(1, 50)[None]
     bias(fire, ids).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in fire.parameters())
+
+
+def test_c_and_m_may_cross_zero() -> None:
+    """Their absolute values are used; at 0 nothing becomes infinite."""
+    fire = FirePositions(1, init_length=4.0)
+    mirrored = FirePositions(1, init_length=4.0)
+    mirrored.load_state_dict({**fire.state_dict(), "c": -fire.c, "multiplier": -fire.multiplier})
+    ids = torch.arange(1, 12)[None]
+    assert torch.equal(bias(mirrored, ids), bias(fire, ids))
+    with torch.no_grad():
+        fire.multiplier.zero_()
+    bias(fire, ids).sum().backward()
+    assert torch.isfinite(bias(fire, ids)).all()
     assert all(torch.isfinite(p.grad).all() for p in fire.parameters())
 
 

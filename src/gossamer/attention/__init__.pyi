@@ -1,5 +1,11 @@
+from .bias import PositionBias as PositionBias
+from .bias import position_bias as position_bias
 from .cache import KVCache as KVCache
 from .cache import LayerCache as LayerCache
 from .core import MultiHeadAttention as MultiHeadAttention
 from .core import attend as attend
 from .core import causal_mask as causal_mask
+from .head_size import AttentionRankReport as AttentionRankReport
+from .head_size import attention_rank as attention_rank
+from .linformer import LinformerAttention as LinformerAttention
+from .shaw import ShawAttention as ShawAttention

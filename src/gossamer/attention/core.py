@@ -7,13 +7,18 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from gossamer.attention.bias import PositionBias
 from gossamer.attention.cache import LayerCache
 from gossamer.checks import check_choice, check_range, check_shape
 from gossamer.errors import ConfigError, DtypeError, ShapeError
 from gossamer.positions import Positions
 
 __all__ = ["MultiHeadAttention", "attend"]
+
+# Attention weights, B x H x queries x S, of one block of queries: 16 MiB in float32.
+BLOCK_SIZE = 2**22
 
 
 def attend(
@@ -22,7 +27,7 @@ def attend(
     v: Tensor,
     mask: Tensor | None = None,
     *,
-    bias: Tensor | None = None,
+    bias: Tensor | PositionBias | None = None,
     scale: float | None = None,
     causal: bool = False,
     dropout: float = 0.0,
@@ -32,14 +37,16 @@ def attend(
     $$\mathrm{softmax}(s\,q k^\top + b)\,v$$
 
     A thin layer over PyTorch's scaled-dot-product attention, which picks the fastest kernel.
-    With fewer key heads than query heads, each key head serves a group of query heads.
+    With fewer key heads than query heads, each key head serves a group of query heads. A bias that
+    would be too large is given as a `PositionBias`: then attention goes over blocks of queries,
+    each with its own rows of bias and mask, and makes them again for the gradient.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
         mask: Boolean, True = takes part. Default all.
-        bias: Added to the logits; may need gradients. Default none.
+        bias: Added to the logits, a tensor or a `PositionBias`; may need gradients. Default none.
         scale: Factor s on `q k^T`. Default `1 / sqrt(D)`.
         causal: Query i sees keys up to i + S - T: the last query sees all. Default false.
         dropout: Share of the weights set to 0. Range: 0 to 1. Default 0.
@@ -60,7 +67,9 @@ def attend(
     Source: Vaswani et al., *Attention Is All You Need*, NeurIPS 2017, eq. 1.
     Deviations: rows that see nothing give 0 with zero gradient.
     """
-    _check_heads(q, k, v)
+    check_heads(q, k, v)
+    if isinstance(bias, PositionBias):
+        return _attend_by_blocks(q, k, v, mask, bias, scale=scale, causal=causal, dropout=dropout)
     if k.shape[1] != q.shape[1]:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
@@ -73,10 +82,7 @@ def attend(
         mask = triangle if mask is None else mask & triangle
     seen = None
     if mask is not None:
-        if mask.dtype != torch.bool:
-            raise DtypeError(
-                f"mask must be boolean, True = takes part; got {mask.dtype}. Use mask.bool()."
-            )
+        check_mask(mask)
         seen = mask.any(-1, keepdim=True)
         mask = (
             mask | ~seen
@@ -86,6 +92,49 @@ def attend(
         mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     return out if seen is None else torch.where(seen, out, 0.0)
+
+
+def _attend_by_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: PositionBias,
+    *,
+    scale: float | None,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """Attend with a few queries at a time, so that no array has T x S numbers."""
+    batch, heads, length, _ = q.shape
+    num_keys = k.shape[2]
+    step = max(1, BLOCK_SIZE // max(1, batch * heads * num_keys))
+    learned = bias.learned() if torch.is_grad_enabled() else None
+
+    def block(q: Tensor, k: Tensor, v: Tensor, begin: int, end: int, visible: int) -> Tensor:
+        part = mask
+        if mask is not None:
+            part = mask[..., :visible] if mask.shape[-1] > 1 else mask
+            part = part[..., begin:end, :] if mask.dim() > 1 and mask.shape[-2] > 1 else part
+        rows = bias.rows(begin, end, visible, learned=learned)
+        return attend(q, k, v, part, bias=rows, scale=scale, causal=causal, dropout=dropout)
+
+    parts = []
+    for begin in range(0, length, step):
+        end = min(begin + step, length)
+        # the last query of a block sees this many keys, so the block is causal in its own right
+        visible = num_keys - length + end if causal else num_keys
+        if visible <= 0:
+            parts.append(q.new_zeros(batch, heads, end - begin, v.shape[-1]))
+            continue
+        inputs = (q[:, :, begin:end], k[:, :, :visible], v[:, :, :visible], begin, end, visible)
+        if learned is not None:
+            keep = dropout > 0.0
+            out = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=keep)
+        else:
+            out = block(*inputs)
+        parts.append(out)
+    return torch.cat(parts, dim=2)
 
 
 def causal_mask(num_queries: int, num_keys: int, *, device: torch.device | None = None) -> Tensor:
@@ -100,15 +149,33 @@ def causal_mask(num_queries: int, num_keys: int, *, device: torch.device | None 
     )
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def check_mask(mask: Tensor) -> None:
+    """Check that a mask is boolean.
+
+    Raises:
+        DtypeError: If it is not.
+    """
+    if mask.dtype != torch.bool:
+        raise DtypeError(
+            f"mask must be boolean, True = takes part; got {mask.dtype}. Use mask.bool()."
+        )
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:
+    """Check the shapes of queries, keys and values against each other.
+
+    Raises:
+        ShapeError: If heads, keys or values do not fit.
+    """
+    for name, x in (("q", q), ("k", k), ("v", k if v is None else v)):
         if x.dim() != 4:
             raise ShapeError(
                 f"{name} must have the shape (batch, heads, length, head_dim); got "
                 f"{tuple(x.shape)}. "
                 f"Split the heads of {name} and move them before the length."
             )
-    check_shape(v, (q.shape[0], k.shape[1], k.shape[2], None), "v")
+    if v is not None:
+        check_shape(v, (q.shape[0], k.shape[1], k.shape[2], None), "v")
     check_shape(k, (q.shape[0], None, None, q.shape[3]), "k")
     if q.shape[1] % k.shape[1]:
         raise ShapeError(
@@ -211,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         *,
         causal: bool = False,
-        bias: Tensor | None = None,
+        bias: Tensor | PositionBias | None = None,
         positions: Positions | None = None,
         ids: Tensor | None = None,
         index: Tensor | None = None,
@@ -229,11 +296,25 @@ class MultiHeadAttention(nn.Module):
             q, k = positions.rotate(q, k, ids, ids, q_index=index)
         if cache is not None:
             k, v = cache.append(k, v)
-        dropout = self.dropout if self.training else 0.0
-        out = attend(q, k, v, mask, bias=bias, scale=self.scale, causal=causal, dropout=dropout)
+        out = self.mix(q, k, v, mask, bias=bias, causal=causal, index=index)
         out = self.out_norm(out)
         joined: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
         return joined
+
+    def mix(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        bias: Tensor | PositionBias | None,
+        causal: bool,
+        index: Tensor | None,
+    ) -> Tensor:
+        """Return what each head sees, `(B, H, T, D_v)`: the part that a variant replaces."""
+        dropout = self.dropout if self.training else 0.0
+        return attend(q, k, v, mask, bias=bias, scale=self.scale, causal=causal, dropout=dropout)
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:

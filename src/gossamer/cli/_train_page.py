@@ -5,14 +5,40 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gossamer.files import write_json
 
-__all__ = ["axes_of", "table_of", "write_inputs"]
+__all__ = ["Measure", "axes_of", "measure_of", "table_of", "write_inputs"]
 
-_MEASURED = ("exact_match", "token_accuracy", "num_samples")
+# columns of a cell that are no coordinate of it
+_MEASURED = ("exact_match", "token_accuracy", "cross_entropy", "num_samples", "rows")
+# in a chain or a text the next symbol is not determined, so that the loss is what counts
+_BY_LOSS = ("markov", "masked_text", "text")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a page shows of each cell.
+
+    Args:
+        column: Its key in a cell.
+        title: Its name.
+        unit: Its unit, `""` for a share.
+    """
+
+    column: str
+    title: str
+    unit: str = ""
+
+
+def measure_of(task: str) -> Measure:
+    """Return what counts in a task of that name."""
+    if task in _BY_LOSS:
+        return Measure("cross_entropy", "cross-entropy", "nats a token")
+    return Measure("exact_match", "exact match")
 
 
 def axes_of(cells: Sequence[dict[str, Any]]) -> list[str]:
@@ -21,15 +47,17 @@ def axes_of(cells: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in names if len({cell[key] for cell in cells}) > 1] or names[:1]
 
 
-def table_of(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def table_of(cells: Sequence[dict[str, Any]], measure: Measure) -> list[dict[str, Any]]:
     """Return the table: one row, one column for each cell of the grid."""
     row: dict[str, Any] = {"arm": "model", "role": "ours", "seeds": 1}
     for number, cell in enumerate(cells):
-        row[f"cell_{number}_here"] = cell["exact_match"]
+        row[f"cell_{number}_here"] = cell[measure.column]
     return [{**row, "note": ""}]
 
 
-def write_inputs(folder: Path, summary: dict[str, Any], title: str, command: Sequence[str]) -> None:
+def write_inputs(
+    folder: Path, summary: dict[str, Any], measure: Measure, *, title: str, command: Sequence[str]
+) -> None:
     """Write `rows.csv` and `page.json`, from which `write_page` draws the page."""
     from gossamer.report import write_table
 
@@ -44,8 +72,8 @@ def write_inputs(folder: Path, summary: dict[str, Any], title: str, command: Seq
         {
             "name": f"cell_{number}",
             "label": ", ".join(f"{key} {cell[key]}" for key in axes),
-            "unit": "exact match",
-            "in_domain": number == 0,
+            "unit": measure.unit or measure.title,
+            "in_domain": cell["part"] == "held out" if "part" in cell else number == 0,
         }
         for number, cell in enumerate(cells)
     ]
@@ -53,33 +81,45 @@ def write_inputs(folder: Path, summary: dict[str, Any], title: str, command: Seq
         folder / "page.json",
         {
             "title": title,
-            "what": "A model was trained, then measured inside and beyond its trained "
-            "length. The "
-            "last step is kept: nothing was chosen by looking at test lengths.",
+            "what": _WHAT + (_FILE if "part" in cells[0] else ""),
             "columns": columns,
             "arms": [{"name": "model", "title": "This model", "role": "ours"}],
-            "figures": [
-                {
-                    "kind": "curve",
-                    "name": "exact-match",
-                    "title": "Exact match beyond the trained length",
-                    "alt": f"Share of wholly right answers against {axes[0]}.",
-                    "where": {"kind": "length"},
-                    "x": axes[0],
-                    "y": "exact_match",
-                    "y_label": "exact match",
-                },
-                {
-                    "kind": "curve",
-                    "name": "loss",
-                    "title": "Training loss",
-                    "alt": "Loss against the optimiser step.",
-                    "where": {"kind": "loss"},
-                    "x": "step",
-                    "y": "loss",
-                    "y_label": "loss (nats a token)",
-                },
-            ],
+            "figures": [_measured(cells, axes, measure), _LOSS],
             "command": shlex.join(["gossamer", *command]),
         },
     )
+
+
+_WHAT = (
+    "A model was trained, then measured inside and beyond its trained length. The last step is "
+    "kept: nothing was chosen by looking at test lengths."
+)
+_FILE = (
+    " A column holds the rows whose queries have at most that many characters, and more than in "
+    "the column before. Rows held out come from the file that was trained on, and were not trained "
+    "on themselves."
+)
+_LOSS = {
+    "kind": "curve",
+    "name": "loss",
+    "title": "Training loss",
+    "alt": "Loss against the optimiser step.",
+    "where": {"kind": "loss"},
+    "x": "step",
+    "y": "loss",
+    "y_label": "loss (nats a token)",
+}
+
+
+def _measured(cells: Sequence[dict[str, Any]], axes: Sequence[str], measure: Measure) -> Any:
+    """Return the figure of the grid: a curve over one axis, a heat map over two that cross."""
+    name = measure.column.replace("_", "-")
+    title = f"{measure.title.capitalize()} beyond the trained length"
+    label = f"{measure.title} ({measure.unit})" if measure.unit else measure.title
+    figure = {"name": name, "title": title, "where": {"kind": "length"}, "x": axes[0]}
+    numbers = [axis for axis in axes if isinstance(cells[0][axis], int | float)]
+    if len(numbers) == 2 and len({cell[axes[0]] for cell in cells}) < len(cells):
+        alt = f"{measure.title.capitalize()} over {numbers[0]} and {numbers[1]}."
+        return {**figure, "kind": "heatmap", "alt": alt, "y": numbers[1], "value": measure.column}
+    alt = f"{measure.title.capitalize()} against {axes[0]}."
+    return {**figure, "kind": "curve", "alt": alt, "y": measure.column, "y_label": label}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from gossamer.cli._common import COMMON, Common, print_json, set_threads
+
+if TYPE_CHECKING:
+    from gossamer.cli._train_page import Measure
+    from gossamer.tasks import Task
+    from gossamer.train import TrainJob
 
 __all__ = ["run"]
 
@@ -17,6 +23,9 @@ __all__ = ["run"]
 def run(
     *,
     task: str | None = None,
+    test: Path | None = None,
+    coupling: str | None = None,
+    model: Literal["decoder", "encoder"] | None = None,
     positions: str | None = None,
     steps: int | None = None,
     lr: float | None = None,
@@ -31,21 +40,33 @@ def run(
 
     Example: gossamer train --task addition:digits=1-10 --steps 1200
 
+    Example: gossamer train --task my.jsonl --test longer.jsonl
+
     Args:
-        task: A task, with options after a colon: addition:digits=1-20,carry_chains=0.3
-        positions: Position encoding: coupled_relative (default), rope, alibi, fire or none; learned
-            and coupled need a table size, so they stand in the file of --config.
-        steps: Optimiser steps. Default 1200.
-        lr: Peak learning rate. Default 0.003.
-        batch_size: Samples for each step. Default 64.
+        task: A file of your own, my.jsonl, with rows {"query": "12+34", "answer": "46"}; text:FILE
+            or masked_text:FILE; or addition, multi_addition, multiplication, fixed_multiplication,
+            minesweeper, copy, reverse, parity, lego, markov, argmax or lookup, with options after a
+            colon: addition:digits=1-20,carry_chains=0.3.
+        test: Another file of such rows, for example longer ones; they are never trained on.
+        coupling: Ids for a file of your own: fields (proposes a rule and shows it), groups (of the
+            rows), none (counts 1..T) or module:function; default auto, the first of groups, fields,
+            none that the file allows.
+        model: A decoder (default) answers token by token, an encoder all at once.
+        positions: Position encoding: coupled_relative (default for tasks with coupled ids), rope,
+            alibi, fire or none; learned and coupled need a table size, so they stand in the file of
+            --config.
+        steps: Optimiser steps. Default 1200 for most tasks.
+        lr: Peak learning rate. Default 0.003 for most tasks.
+        batch_size: Samples for each step. Default 64 for most tasks.
         config: A TOML file with the tables [task], [model], [train], as in config.toml of a run.
         resume: Go on with the newest run (or with --out) from its checkpoint; its own config.toml
             is read when neither --task nor --config is given.
     """
-    from gossamer.cli._train_page import axes_of, write_inputs
+    from gossamer.cli._train_page import axes_of, measure_of, write_inputs
     from gossamer.environment import describe_environment
     from gossamer.files import choose_folder, newest_run, write_json
     from gossamer.report import write_page
+    from gossamer.tasks import FileTask, preview_task
     from gossamer.train import train_task
 
     options = {
@@ -56,8 +77,12 @@ def run(
     if resume and task is None and config is None:
         begun = common.out or newest_run("runs/train")
         config = begun / "config.toml" if begun else None
-    job = _job(task, positions, options, batch_size, config, common.seed)
-    job.build_model(job.build_task())  # a wrong option is found before a folder is made
+    table, built = _task_table(task, coupling, test)
+    job = _job(table, {"name": model, "positions": positions}, options, batch_size, config, common)
+    built = built or job.build_task()
+    job.build_model(built)  # a wrong option is found before a folder is made
+    if isinstance(built, FileTask) and not common.quiet and not _launched_rank():
+        print(preview_task(built), file=sys.stderr)
     set_threads(common)
     rank = _launched_rank()
     if rank is None:
@@ -65,14 +90,16 @@ def run(
     else:
         folder = _shared_folder(common.out, check=rank == 0 and not resume)
     started = time.perf_counter()
-    result = train_task(job, folder, resume=resume, quiet=common.quiet)
+    result = train_task(job, folder, resume=resume, quiet=common.quiet, task=built)
     if rank:
         return  # the first process writes the page
-    summary = _summary(job, result.rows(), time.perf_counter() - started)
+    measure = measure_of(job.task["name"])
+    summary = _summary(job, result.rows(), measure, time.perf_counter() - started)
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", describe_environment())
-    title = f"Training run: {job.task['name']}"
-    write_inputs(folder, summary, title, ["train", "--config", f"{folder}/config.toml"])
+    title = f"Training run: {job.task.get('path', job.task['name'])}"
+    command = ["train", "--config", f"{folder}/config.toml"]
+    write_inputs(folder, summary, measure, title=title, command=command)
     page = write_page(folder)
     if common.json:
         print_json(summary)
@@ -80,8 +107,31 @@ def run(
     axes = axes_of(result.rows())
     for row in result.rows():
         cell = ", ".join(f"{key} {row[key]}" for key in axes)
-        print(f"{cell}: exact match {row['exact_match']:.3f} on {row['num_samples']} samples")
+        value = f"{measure.title} {row[measure.column]:.3f}{measure.unit and ' ' + measure.unit}"
+        print(f"{cell}: {value} on {row['num_samples']} samples")
     print(f"page: {page.resolve()}\nnext: gossamer solve {folder} QUERY")
+
+
+def _task_table(
+    spec: str | None, coupling: str | None, test: Path | None
+) -> tuple[dict[str, Any] | None, Task | None]:
+    """Return the table [task] of the options; for a user's file also the task, read once."""
+    from gossamer.errors import ConfigError
+    from gossamer.tasks import build_task, parse_task
+
+    name, options = parse_task(spec) if spec is not None else (None, {})
+    own = {"coupling": coupling, "test": None if test is None else str(test)}
+    given = {key: value for key, value in own.items() if value is not None}
+    if given and name != "file":
+        got = "no --task" if spec is None else f"--task {spec}"
+        raise ConfigError(
+            f"--{next(iter(given))} belongs to a file of your own; got {got}. Leave it out, or "
+            "give --task FILE.jsonl."
+        )
+    if name == "file":
+        task = build_task(name, **{**options, **given})
+        return task.config, task
+    return (None, None) if name is None else ({"name": name, **options}, None)
 
 
 def _launched_rank() -> int | None:
@@ -104,43 +154,37 @@ def _shared_folder(out: Path | None, *, check: bool) -> Path:
 
 
 def _job(
-    task: str | None,
-    positions: str | None,
-    options: dict[str, Any],
+    task: dict[str, Any] | None,
+    model: dict[str, Any],
+    train: dict[str, Any],
     batch_size: int | None,
     config: Path | None,
-    seed: int | None,
-) -> Any:
+    common: Common,
+) -> TrainJob:
+    """Return the job of a file, or of none, in which the options win."""
     from gossamer.checks import check_table
     from gossamer.errors import ConfigError
     from gossamer.files import read_toml
-    from gossamer.tasks import build_task
     from gossamer.train import TrainJob
 
     values = read_toml(config) if config else {}
-    for table in ("model", "train"):
-        check_table(values.get(table, {}), f"[{table}] of {config}")
-    if task is not None:
-        name, options_of_task = build_task(task).config["name"], build_task(task).config
-        given = {key.partition("=")[0].strip() for key in task.partition(":")[2].split(",")}
-        values["task"] = {"name": name, **{k: v for k, v in options_of_task.items() if k in given}}
+    options = {"task": task, "batch_size": batch_size, "seed": common.seed}
+    values |= {key: value for key, value in options.items() if value is not None}
     if "task" not in values:
         raise ConfigError(
             "train needs --task or a --config with a table [task]; got neither. Try --task "
             "addition."
         )
-    if positions is not None:
-        values.setdefault("model", {})["positions"] = positions
-    train = values.setdefault("train", {})
-    train.update({key: value for key, value in options.items() if value is not None})
-    if batch_size is not None:
-        values["batch_size"] = batch_size
-    if seed is not None:
-        values["seed"] = seed
+    for table, given in (("model", model), ("train", train)):
+        check_table(values.get(table, {}), f"[{table}] of {config}")
+        own = {key: value for key, value in given.items() if value is not None}
+        values[table] = {**values.get(table, {}), **own}
     return TrainJob.from_dict(values, str(config or "the options"))
 
 
-def _summary(job: Any, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def _summary(
+    job: TrainJob, rows: list[dict[str, Any]], measure: Measure, seconds: float
+) -> dict[str, Any]:
     from gossamer._version import __version__
     from gossamer.cli._train_page import table_of
 
@@ -151,5 +195,5 @@ def _summary(job: Any, rows: list[dict[str, Any]], seconds: float) -> dict[str, 
         "seed": job.seed,
         "files": ["model.safetensors", "config.json", "config.toml", "metrics.jsonl"],
         "cells": rows,
-        "table": table_of(rows),
+        "table": table_of(rows, measure),
     }

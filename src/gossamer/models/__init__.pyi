@@ -1,6 +1,10 @@
 from .block import TransformerBlock as TransformerBlock
+from .block import build_attention as build_attention
 from .block import build_feed_forward as build_feed_forward
 from .decoder import Decoder as Decoder
+from .encoder import Encoder as Encoder
 from .generation import CausalModel as CausalModel
 from .generation import generate as generate
+from .hf import add_positions as add_positions
+from .hf import load_with_positions as load_with_positions
 from .saving import PretrainedModel as PretrainedModel

@@ -7,15 +7,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gossamer.attention import LayerCache, MultiHeadAttention
+from gossamer.attention import (
+    LayerCache,
+    LinformerAttention,
+    MultiHeadAttention,
+    PositionBias,
+    ShawAttention,
+)
 from gossamer.checks import check_choice, check_given, check_keys, check_table
 from gossamer.errors import ConfigError
 from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, Residual
 from gossamer.positions import Positions
 
-__all__ = ["TransformerBlock", "build_feed_forward", "named_options"]
+__all__ = ["TransformerBlock", "build_attention", "build_feed_forward", "named_options"]
 
 Options = str | dict[str, Any]
+
+_ATTENTION: dict[str, type[MultiHeadAttention]] = {
+    "multi_head": MultiHeadAttention,
+    "linformer": LinformerAttention,
+    "shaw": ShawAttention,
+}
 
 
 def named_options(value: Options, what: str) -> tuple[str, dict[str, Any]]:
@@ -64,6 +76,32 @@ def build_feed_forward(value: Options, dim: int) -> nn.Module:
     return FeedForward(dim, hidden_dim, activation=name, **options)
 
 
+def build_attention(value: Options | None, dim: int, num_heads: int) -> MultiHeadAttention:
+    """Build an attention layer from a name or a dict of plain values.
+
+    Args:
+        value: `None`, a name (`"multi_head"`, `"linformer"`, `"shaw"`), or a dict of the class's
+            options such as `{"num_kv_heads": 2}` or `{"name": "shaw", "max_distance": 16}`;
+            without a name it is `"multi_head"`.
+        dim: Model width.
+        num_heads: Attention heads.
+
+    Example:
+        >>> build_attention({"name": "shaw", "max_distance": 2}, 8, 2).key_table.shape
+        torch.Size([5, 4])
+    """
+    if isinstance(value, dict) and "name" not in value:
+        value = {"name": "multi_head", **value}
+    name, options = named_options("multi_head" if value is None else value, "attention")
+    check_choice(name, _ATTENTION, "attention")
+    parameters = list(inspect.signature(_ATTENTION[name]).parameters.values())[2:]
+    check_keys(options, [p.name for p in parameters], "attention")
+    for parameter in parameters:
+        if parameter.default is inspect.Parameter.empty:
+            check_given(options, parameter.name, f"attention {name!r}")
+    return _ATTENTION[name](dim, num_heads, **options)
+
+
 class TransformerBlock(nn.Module):
     """Attention and feed-forward, each inside a residual connection.
 
@@ -71,7 +109,7 @@ class TransformerBlock(nn.Module):
         dim: Model width.
         num_heads: Attention heads.
         feed_forward: As in `build_feed_forward`.
-        attention: Options of `MultiHeadAttention`, or `None`.
+        attention: As in `build_attention`.
         norm: `"pre"`, `"post"`, `"pre_post"`, or a dict such as
             `{"name": "pre", "kind": "layer", "eps": 1e-5}`.
 
@@ -93,17 +131,13 @@ class TransformerBlock(nn.Module):
         num_heads: int,
         *,
         feed_forward: Options = "gelu",
-        attention: dict[str, Any] | None = None,
+        attention: Options | None = None,
         norm: Options = "pre",
     ) -> None:
         super().__init__()
-        check_table(attention or {}, "attention")
-        options = dict(attention or {})
-        known = list(inspect.signature(MultiHeadAttention).parameters)[2:]
-        check_keys(options, known, "attention")
         style, norm_options = named_options(norm, "norm")
         check_keys(norm_options, ("kind", "eps"), "norm")
-        self.attention = MultiHeadAttention(dim, num_heads, **options)
+        self.attention = build_attention(attention, dim, num_heads)
         self.feed_forward = build_feed_forward(feed_forward, dim)
         self.around_attention = Residual(dim, style, **norm_options)
         self.around_feed_forward = Residual(dim, style, **norm_options)
@@ -114,7 +148,7 @@ class TransformerBlock(nn.Module):
         mask: Tensor | None = None,
         *,
         causal: bool = False,
-        bias: Tensor | None = None,
+        bias: Tensor | PositionBias | None = None,
         positions: Positions | None = None,
         ids: Tensor | None = None,
         index: Tensor | None = None,

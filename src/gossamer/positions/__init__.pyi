@@ -6,11 +6,16 @@ from .base import relative_ids as relative_ids
 from .build import POSITION_NAMES as POSITION_NAMES
 from .build import build_positions as build_positions
 from .coupled import CoupledRelativePositions as CoupledRelativePositions
+from .diet import DietAbsolutePositions as DietAbsolutePositions
+from .diet import DietRelativePositions as DietRelativePositions
 from .fire import FirePositions as FirePositions
 from .ids import abacus_ids as abacus_ids
 from .ids import couple_groups as couple_groups
 from .ids import shift_ids as shift_ids
+from .kerple import KerpleLogPositions as KerpleLogPositions
+from .kerple import KerplePowerPositions as KerplePowerPositions
 from .learned import CoupledPositions as CoupledPositions
 from .learned import LearnedPositions as LearnedPositions
 from .none import NoPositions as NoPositions
 from .rope import RopePositions as RopePositions
+from .t5 import T5Positions as T5Positions

@@ -22,7 +22,12 @@ METHODS = (
             "shift_ids",
             "abacus_ids",
         ),
-        recipes=("position-coupling", "position-coupling-table"),
+        recipes=(
+            "position-coupling",
+            "position-coupling-table",
+            "minesweeper",
+            "nx2-multiplication",
+        ),
         status="checked",
         deviations=(
             "the default is a relative bias with a gain of 10 and a length scale by the "
@@ -33,6 +38,28 @@ METHODS = (
             "with a table, tests start in the middle of it (authors: at 1)",
             "the last step is reported (authors: the checkpoint with the best loss on long "
             "validation data)",
+        ),
+    ),
+    MethodInfo(
+        name="multilevel-addition",
+        theme="positions",
+        title="Several position ids for each token: addition and multiplication with working",
+        paper=Paper(
+            "Cho et al.",
+            "Arithmetic Transformers Can Length-Generalize in Both Operand Length and Count",
+            2025,
+            "ICLR",
+            "2410.15787",
+        ),
+        symbols=("CoupledPositions", "CoupledRelativePositions"),
+        recipes=("multilevel-addition", "multilevel-multiplication"),
+        status="checked",
+        deviations=(
+            "the default is a sum of one relative bias for each level, with a gain of 10 and a "
+            "length scale; the paper adds one learned table for each level",
+            "one shape for each batch in place of padding",
+            "with a table, tests start in the middle of it (authors: at 1)",
+            "the last step is reported",
         ),
     ),
     MethodInfo(
@@ -47,10 +74,68 @@ METHODS = (
             "2310.04418",
         ),
         symbols=("FirePositions",),
+        recipes=("fire",),
+        status="checked",
+        deviations=(
+            "the bidirectional form is our convention; the paper's for encoders is unconfirmed",
+            "ids above random_max_position are an error in training (public code: plain positions)",
+        ),
+    ),
+    MethodInfo(
+        name="kerple-positions",
+        theme="positions",
+        title="Kerple: a learned logarithmic or power decay with distance",
+        paper=Paper(
+            "Chi et al.",
+            "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
+            2022,
+            "NeurIPS",
+            "2205.09921",
+        ),
+        symbols=("KerpleLogPositions", "KerplePowerPositions"),
         recipes=(),
         status="partial",
         deviations=(
-            "the bidirectional form is our convention; the paper's for encoders is unconfirmed",
+            "softplus and sigmoid keep the coefficients in their ranges (authors: clamped at 0.01)",
+        ),
+    ),
+    MethodInfo(
+        name="t5-positions",
+        theme="positions",
+        title="T5 bias: one number for each logarithmic bucket of distances",
+        paper=Paper(
+            "Raffel et al.",
+            "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+            2020,
+            "JMLR",
+            "1910.10683",
+        ),
+        symbols=("T5Positions",),
+        recipes=(),
+        status="partial",
+        deviations=(
+            "T5 does not scale its logits by 1 / sqrt(D); here that is the attention's option "
+            "scale=1.0",
+        ),
+    ),
+    MethodInfo(
+        name="diet",
+        theme="positions",
+        title="DIET: positions and segments as terms of their own on the logits",
+        paper=Paper(
+            "Chen et al.",
+            "A Simple and Effective Positional Encoding for Transformers",
+            2021,
+            "EMNLP",
+            "2104.08698",
+        ),
+        symbols=("DietAbsolutePositions", "DietRelativePositions"),
+        recipes=(),
+        status="partial",
+        deviations=(
+            "the paper gives no start: absolute tables from N(0, 0.02), offsets and segments at 0",
+            "the content is scaled by 1 / sqrt(D) of the head (paper: prints 1 / sqrt(d))",
+            "the relative form clips offsets beyond its length, for which the paper has no rule",
         ),
     ),
     MethodInfo(

@@ -22,10 +22,14 @@ def alibi_slopes(num_heads: int) -> Tensor:
     Args:
         num_heads: Range: >= 1.
 
+    Raises:
+        ConfigError: If `num_heads` is out of its range.
+
     Example:
         >>> alibi_slopes(6).tolist()
         [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
     """
+    check_range(num_heads, "num_heads", low=1, integer=True)
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     extra = [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
@@ -60,7 +64,6 @@ class AlibiPositions(Positions):
 
     def __init__(self, num_heads: int, *, bidirectional: bool = False) -> None:
         super().__init__()
-        check_range(num_heads, "num_heads", low=1, integer=True)
         self.bidirectional = bidirectional
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 

@@ -13,7 +13,8 @@ from gossamer.errors import DataError, DtypeError, ShapeError
 
 __all__ = ["Positions", "check_ids", "relative_ids"]
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+# narrower types cannot index, and unsigned ones cannot be subtracted
+_INTEGERS = (torch.int64, torch.int32)
 
 
 class Positions(nn.Module):
@@ -82,7 +83,7 @@ def check_ids(ids: Tensor, levels: int, *, max_position: tuple[int, ...] | None 
         max_position: Largest id that each level's table holds; default no limit.
 
     Raises:
-        DtypeError: If the ids are not integers.
+        DtypeError: If the ids are not int64 or int32.
         ShapeError: If the axes do not fit `levels`.
         DataError: If an id is negative or larger than its table; the message names the maximum.
 
@@ -91,7 +92,8 @@ def check_ids(ids: Tensor, levels: int, *, max_position: tuple[int, ...] | None 
     """
     if ids.dtype not in _INTEGERS:
         raise DtypeError(
-            f"position_ids must be integers; got {ids.dtype}. Convert with position_ids.long()."
+            f"position_ids must be integers (int64 or int32); got {ids.dtype}. Convert with "
+            "position_ids.long()."
         )
     if ids.dim() != (2 if levels == 1 else 3) or (levels > 1 and ids.shape[-1] != levels):
         wanted = "(B, T)" if levels == 1 else f"(B, T, {levels})"

@@ -19,7 +19,12 @@ _ENCODINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "coupled_relative": ("coupled", "CoupledRelativePositions", ("num_heads",)),
     "rope": ("rope", "RopePositions", ("head_dim",)),
     "alibi": ("alibi", "AlibiPositions", ("num_heads",)),
+    "kerple_log": ("kerple", "KerpleLogPositions", ("num_heads",)),
+    "kerple_power": ("kerple", "KerplePowerPositions", ("num_heads",)),
+    "t5": ("t5", "T5Positions", ("num_heads",)),
     "fire": ("fire", "FirePositions", ("num_heads",)),
+    "diet_absolute": ("diet", "DietAbsolutePositions", ("num_heads",)),
+    "diet_relative": ("diet", "DietRelativePositions", ("num_heads",)),
 }
 
 POSITION_NAMES = tuple(_ENCODINGS)

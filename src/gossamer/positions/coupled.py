@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.checks import check_choice, check_range
+from gossamer.positions._gather import take
 from gossamer.positions.base import Positions, check_ids
 
 __all__ = ["CoupledRelativePositions"]
@@ -94,12 +96,11 @@ class CoupledRelativePositions(Positions):
         check_ids(q_ids, self.levels)
         q_levels = q_ids.unsqueeze(-1) if self.levels == 1 else q_ids
         k_levels = k_ids.unsqueeze(-1) if self.levels == 1 else k_ids
-        total: Tensor | None = None
-        for level in range(self.levels):
-            buckets = self._buckets(q_levels[..., level], k_levels[..., level])
-            part = nn.functional.embedding(buckets, self.table[level])  # (B, T, S, H)
-            total = part if total is None else total + part
-        out = self.gain * total.permute(0, 3, 1, 2)  # type: ignore[union-attr]
+        parts = (
+            take(self.table[n].T, self._buckets(q_levels[..., n], k_levels[..., n]))
+            for n in range(self.levels)
+        )
+        out = self.gain * functools.reduce(torch.add, parts)  # (B, H, T, S)
         scale = self._scale(q_index)
         return out if scale is None else out * scale[:, None, :, None]
 

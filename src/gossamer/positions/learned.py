@@ -126,7 +126,10 @@ class CoupledPositions(Positions):
     ) -> None:
         super().__init__()
         check_range(levels, "levels", low=1, integer=True)
-        limits = [max_position] * levels if isinstance(max_position, int) else list(max_position)
+        if isinstance(max_position, list | tuple):
+            limits = list(max_position)
+        else:
+            limits = [max_position] * levels
         if len(limits) != levels:
             raise ConfigError(
                 f"max_position must have one entry for each of {levels} levels; got {limits}. "

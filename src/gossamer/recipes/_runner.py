@@ -309,4 +309,6 @@ def _resolve(value: Any, settings: Any) -> Any:
         name = value.removeprefix("config.")
         check_choice(name, [f.name for f in dataclasses.fields(settings)], "value in a figure")
         return getattr(settings, name)
+    if isinstance(value, list | tuple):
+        return [_resolve(item, settings) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""What recipes on sequence tasks share: train one model, measure exact match by length."""
+"""What recipes on sequence tasks share: train one model, measure exact match over a grid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gossamer.train.logging import Logger
 
-__all__ = ["measure_lengths", "train_decoder"]
+__all__ = ["measure_grid", "train_decoder"]
 
 
 def train_decoder(
@@ -38,17 +38,38 @@ def train_decoder(
     return decoder.eval()
 
 
-def measure_lengths(
-    model: Any, task: Any, lengths: tuple[int, ...], *, num_samples: int, seed: int, **axes: Any
+def measure_grid(
+    model: Any,
+    task: Any,
+    grid: Mapping[str, Any],
+    *,
+    num_samples: int,
+    seed: int,
+    answer_only: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return one row for each length, with `digits` and `exact_match`.
+    """Return one row for each cell of a task's grid, with its coordinates and `exact_match`.
 
     Test samples depend on `seed` and are the same for every arm.
+
+    Args:
+        model: A trained model.
+        task: What it was trained on.
+        grid: Axes for `task.grid`.
+        num_samples: Samples in each cell.
+        seed: Of the run.
+        answer_only: Also decode, and report the share of right final answers as `answer_match`.
     """
     import torch
 
     from gossamer.train import evaluate_task
 
-    generator = torch.Generator().manual_seed(10_000 + seed)
-    grid = {"digits": lengths, **axes}
-    return evaluate_task(model, task, grid, num_samples=num_samples, generator=generator).rows()
+    def measure(only: bool) -> list[dict[str, Any]]:
+        generator = torch.Generator().manual_seed(10_000 + seed)
+        options: dict[str, Any] = {"num_samples": num_samples, "answer_only": only}
+        return evaluate_task(model, task, grid, generator=generator, **options).rows()
+
+    rows = measure(False)
+    if answer_only:
+        for row, decoded in zip(rows, measure(True), strict=True):
+            row["answer_match"] = decoded["exact_match"]
+    return rows

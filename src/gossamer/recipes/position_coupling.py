@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_lengths, train_decoder
+from gossamer.recipes._sequences import measure_grid, train_decoder
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -104,14 +104,8 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     )
     rows, variants = [], {}
     for inputs, share in (("random", 0.0), ("carry chains", 1.0))[: 2 if ours else 1]:
-        measured = measure_lengths(
-            model,
-            task,
-            config.test_digits,
-            num_samples=config.num_samples,
-            seed=seed,
-            carry_chains=share,
-        )
+        grid = {"digits": config.test_digits, "carry_chains": share}
+        measured = measure_grid(model, task, grid, num_samples=config.num_samples, seed=seed)
         rows += [{"inputs": inputs, **row} for row in measured]
         variants[inputs] = {f"exact_match_{row['digits']}": row["exact_match"] for row in measured}
     size = {"parameters": model.num_parameters(), "steps": steps_of(arm, config)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_lengths, train_decoder
+from gossamer.recipes._sequences import measure_grid, train_decoder
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -80,7 +80,8 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
         seed=seed,
         log=log,
     )
-    rows = measure_lengths(model, task, tuple(lengths), num_samples=config.num_samples, seed=seed)
+    grid = {"digits": tuple(lengths)}
+    rows = measure_grid(model, task, grid, num_samples=config.num_samples, seed=seed)
     scalars = {f"exact_match_{lengths[row['digits']]}": row["exact_match"] for row in rows}
     size = {"parameters": model.num_parameters(), "steps": steps}
     return Outcome({**size, **scalars}, rows)

@@ -12,9 +12,19 @@ import torch
 from torch import Tensor
 
 from gossamer.checks import check_range
-from gossamer.errors import ConfigError, DataError
+from gossamer.errors import ConfigError, DataError, UnsupportedError
 
-__all__ = ["Batch", "BatchStream", "Example", "GridCell", "Task", "collate", "parse_range"]
+__all__ = [
+    "EOS",
+    "PAD",
+    "Batch",
+    "BatchStream",
+    "Example",
+    "GridCell",
+    "Task",
+    "collate",
+    "parse_range",
+]
 
 PAD, EOS = 0, 1
 IGNORED = -100
@@ -119,9 +129,13 @@ class Task(ABC):
     def position_ids(self, query: str, *, start: int | None = None) -> Tensor:
         """Return the ids of query and answer, `(T,)` or `(T, levels)`; start as in tests."""
 
+    def prompt(self, query: str) -> tuple[Tensor, Tensor]:
+        """Return the tokens of a query, and the ids of query and answer."""
+        return self.encode(query), self.position_ids(query)
+
     @abstractmethod
     def answer(self, query: str) -> str:
-        """Return the true answer."""
+        """Return the true answer; a task that knows none raises `UnsupportedError`."""
 
     @abstractmethod
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
@@ -135,9 +149,16 @@ class Task(ABC):
     def grid(self, **axes: Any) -> list[GridCell]:
         """Return the cells of an evaluation grid; the keywords are the task's kinds of length."""
 
-    def check(self, query: str, text: str) -> bool:
-        """Whether `text` is the true answer to `query`."""
-        return text.strip() == self.answer(query)
+    def scratchpad(self, tokens: Tensor | Sequence[int]) -> str:
+        """Return the working that produced answer tokens hold, `""` where a task has none."""
+        return ""
+
+    def check(self, query: str, text: str) -> bool | None:
+        """Whether `text` is the true answer to `query`; `None` where the task knows no truth."""
+        try:
+            return text.strip() == self.answer(query)
+        except UnsupportedError:
+            return None
 
     def symbols(self, tokens: Tensor | Sequence[int]) -> str:
         """Return tokens as the strings of the vocabulary, padding left out."""
@@ -245,3 +266,31 @@ def parse_range(value: Any, name: str, *, low: int = 1) -> tuple[int, int]:
             f"{name} must be a range lo-hi with {low} <= lo <= hi; got {lo}-{hi}. Change {name}."
         )
     return lo, hi
+
+
+def parse_two_ranges(value: Any, name: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Turn one range for two lengths, or one for each, into two checked pairs.
+
+    Args:
+        value: As in `parse_range`; or a pair of those, or text such as `"1-5x1-8"`.
+        name: The argument, for messages.
+
+    Raises:
+        ConfigError: If it is neither.
+
+    Example:
+        >>> parse_two_ranges("1-5x1-8", "digits")
+        ((1, 5), (1, 8))
+        >>> parse_two_ranges((1, 5), "digits")
+        ((1, 5), (1, 5))
+    """
+    parts: Sequence[Any] = [value]
+    if isinstance(value, str):
+        parts = value.split("x")
+    elif isinstance(value, list | tuple) and any(isinstance(v, list | tuple | str) for v in value):
+        parts = value
+    if len(parts) not in (1, 2):
+        raise ConfigError(
+            f"{name} must be one range or two such as 1-5x1-8; got {value!r}. Change {name}."
+        )
+    return parse_range(parts[0], name), parse_range(parts[-1], name)

@@ -6,13 +6,30 @@ import importlib
 import inspect
 from typing import Any
 
-from gossamer.checks import check_choice, check_keys
+from gossamer.checks import check_choice, check_given, check_keys
 from gossamer.errors import ConfigError
 from gossamer.tasks.base import Task
 
-__all__ = ["TASK_NAMES", "build_task"]
+__all__ = ["TASK_NAMES", "build_task", "parse_task"]
 
-_TASKS = {"addition": ("addition", "AdditionTask")}
+_TASKS = {
+    "addition": ("addition", "AdditionTask"),
+    "multi_addition": ("multi_addition", "MultiAdditionTask"),
+    "multiplication": ("multiplication", "MultiplicationTask"),
+    "fixed_multiplication": ("multiplication", "FixedMultiplicationTask"),
+    "minesweeper": ("minesweeper", "MinesweeperTask"),
+    "copy": ("strings", "CopyTask"),
+    "reverse": ("strings", "ReverseTask"),
+    "parity": ("strings", "ParityTask"),
+    "lego": ("lego", "LegoTask"),
+    "markov": ("markov", "MarkovTask"),
+    "argmax": ("retrieval", "ArgmaxTask"),
+    "lookup": ("retrieval", "LookupTask"),
+    "text": ("text", "TextTask"),
+    "masked_text": ("masked_text", "MaskedTextTask"),
+    "file": ("user", "FileTask"),
+}
+_WITH_PATH = ("text", "masked_text", "file")
 
 TASK_NAMES = tuple(_TASKS)
 
@@ -22,7 +39,8 @@ def build_task(spec: str, **options: Any) -> Task:
 
     Args:
         spec: One of `TASK_NAMES`, with options after a colon if wanted:
-            `"addition:digits=1-20,carry_chains=0.3"`.
+            `"addition:digits=1-20,carry_chains=0.3"`; for a task on a file the path comes first:
+            `"text:novel.txt,length=128"`. A file `my.jsonl` of your own needs no name before it.
         **options: The task's own keywords; they win over those in `spec`.
 
     Raises:
@@ -32,18 +50,39 @@ def build_task(spec: str, **options: Any) -> Task:
         >>> build_task("addition:digits=1-5").config["digits"]
         [1, 5]
     """
-    name, _, tail = spec.partition(":")
-    check_choice(name, _TASKS, "task")
+    name, given = parse_task(spec)
     module, symbol = _TASKS[name]
     task = getattr(importlib.import_module(f"gossamer.tasks.{module}"), symbol)
-    options = {**_parse_options(tail, spec), **options}
+    options = {**given, **options}
     check_keys(options, inspect.signature(task).parameters, f"task {name!r}")
+    if name in _WITH_PATH:
+        check_given(options, "path", f"task {name!r}")
     built: Task = task(**options)
     return built
 
 
-def _parse_options(text: str, spec: str) -> dict[str, Any]:
+def parse_task(spec: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options that a text such as `"addition:digits=1-20"` gives.
+
+    Raises:
+        ConfigError: If the name is unknown or an option malformed.
+
+    Example:
+        >>> parse_task("my.jsonl,coupling=none")
+        ('file', {'path': 'my.jsonl', 'coupling': 'none'})
+    """
+    name, _, tail = spec.partition(":")
+    if name not in _TASKS and spec.partition(",")[0].endswith(".jsonl"):
+        name, tail = "file", spec
+    check_choice(name, (*_TASKS, "FILE.jsonl"), "task")
+    return name, _parse_options(tail, spec, name)
+
+
+def _parse_options(text: str, spec: str, name: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
+    if name in _WITH_PATH and text:
+        path, _, text = text.partition(",")
+        options["path"] = path.strip().removeprefix("path=")
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
@@ -51,11 +90,13 @@ def _parse_options(text: str, spec: str) -> dict[str, Any]:
                 f"options of a task must be key=value pairs such as addition:digits=1-20; "
                 f"got {part!r} in {spec!r}. Add a value."
             )
-        options[key.strip()] = _number(value.strip())
+        options[key.strip()] = _plain(value.strip())
     return options
 
 
-def _number(text: str) -> int | float | str:
+def _plain(text: str) -> bool | int | float | str:
+    if text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         try:
             return kind(text)

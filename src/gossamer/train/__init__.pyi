@@ -14,6 +14,7 @@ from .logging import NoLogger as NoLogger
 from .loop import NumberedBatches as NumberedBatches
 from .loop import Trainer as Trainer
 from .loop import TrainResult as TrainResult
+from .losses import answer_logits as answer_logits
 from .losses import answer_loss as answer_loss
 from .seeding import seed_all as seed_all
 from .solve import SolveResult as SolveResult

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gossamer.checks import check_range
 from gossamer.models import Decoder
 from gossamer.tasks import Batch, GridCell, Task
+from gossamer.train.losses import answer_logits
 
 __all__ = ["GridResult", "evaluate_task"]
 
@@ -24,7 +26,8 @@ class GridResult:
 
     Args:
         cells: One dict for each cell: its coordinates, `exact_match` (share of samples whose whole
-            answer is right, 0 to 1), `token_accuracy` (teacher-forced) and `num_samples`.
+            answer is right, 0 to 1), `token_accuracy` and `cross_entropy` (nats for each token),
+            both given the true tokens before, and `num_samples`.
     """
 
     cells: tuple[dict[str, Any], ...]
@@ -51,14 +54,15 @@ def evaluate_task(
 
     An answer whose every token is right when the true tokens before it are given is the answer
     that greedy decoding produces, so one forward pass serves; `answer_only` decodes instead, since
-    with a scratchpad the final answer alone has no such short cut.
+    with a scratchpad the final answer alone has no such short cut. A bidirectional model fills in
+    all places of the answer at once.
 
     Args:
         model: Set to evaluation mode meanwhile.
         task: What it was trained on.
         grid: Axes for `task.grid`, such as `{"digits": [10, 20]}`, or cells.
         num_samples: Samples in each cell. Range: >= 1. Default 500.
-        answer_only: Compare the decoded answer alone. Default false.
+        answer_only: Compare the decoded answer alone, of a decoder. Default false.
         generator: Draws the samples; default one with seed 0.
 
     Raises:
@@ -89,37 +93,42 @@ def evaluate_task(
 
 @torch.no_grad()
 def _evaluate_cell(
-    model: Decoder, cell: GridCell, num_samples: int, answer_only: bool, generator: torch.Generator
+    model: Any, cell: GridCell, num_samples: int, answer_only: bool, generator: torch.Generator
 ) -> dict[str, Any]:
     batch = cell.task.sample(num_samples, generator=generator, split="test").to(model.device)
     size = max(1, _TOKENS_AT_ONCE // batch.tokens.shape[1])
     exact = right = total = 0
+    loss = 0.0
+    causal = getattr(model, "causal", True)
+    # a scale by the final length is another one at each step of decoding
+    short_cut = not causal or model.cacheable
     for part in _parts(batch, size):
-        correct = _correct_tokens(model, part)
-        wanted = part.loss_mask[:, 1:]
-        # a scale by the final length is another one at each step of decoding
-        decode = answer_only or not model.cacheable
+        logits, targets, wanted = answer_logits(model, part)
+        correct = logits.argmax(-1) == targets
+        loss += float(F.cross_entropy(logits[wanted], targets[wanted], reduction="sum"))
         right += int((correct & wanted).sum())
         total += int(wanted.sum())
-        whole = _decoded_right(model, cell.task, part) if decode else (correct | ~wanted).all(1)
+        whole = (correct | ~wanted).all(1) & short_cut
+        if (answer_only or not short_cut) and causal and not bool(whole.all()):
+            # what is right token by token is what decoding gives; only the others are decoded
+            whole[~whole] = _decoded_right(model, cell.task, _rows(part, ~whole))
         exact += int(whole.sum())
     return {
         **cell.coordinates,
         "exact_match": exact / num_samples,
         "token_accuracy": right / total,
+        "cross_entropy": loss / total,
         "num_samples": num_samples,
     }
 
 
 def _parts(batch: Batch, size: int) -> Iterable[Batch]:
     for begin in range(0, len(batch), size):
-        part = slice(begin, begin + size)
-        yield Batch(batch.tokens[part], batch.position_ids[part], batch.loss_mask[part])
+        yield _rows(batch, slice(begin, begin + size))
 
 
-def _correct_tokens(model: Decoder, batch: Batch) -> Tensor:
-    logits: Tensor = model(batch.tokens[:, :-1], batch.position_ids[:, :-1])
-    return logits.argmax(-1) == batch.tokens[:, 1:]
+def _rows(batch: Batch, rows: slice | Tensor) -> Batch:
+    return Batch(batch.tokens[rows], batch.position_ids[rows], batch.loss_mask[rows])
 
 
 def _decoded_right(model: Decoder, task: Task, batch: Batch) -> Tensor:
@@ -129,4 +138,5 @@ def _decoded_right(model: Decoder, task: Task, batch: Batch) -> Tensor:
         batch.tokens[:, :begin], batch.position_ids, max_new_tokens=new, eos=task.eos
     )
     pairs = zip(produced, batch.tokens[:, begin:], strict=True)
-    return torch.tensor([task.decode(p) == task.decode(t) for p, t in pairs])
+    right = [task.decode(p) == task.decode(t) for p, t in pairs]
+    return torch.tensor(right, device=batch.tokens.device)

@@ -9,38 +9,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.checks import check_given, check_keys, check_range, check_table
+from gossamer.checks import check_choice, check_given, check_keys, check_range, check_table
 from gossamer.errors import ConfigError, DataError
 from gossamer.files import begin_folder, read_toml
+from gossamer.train._defaults import defaults_of
 from gossamer.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from gossamer.models import Decoder
+    from gossamer.models import Decoder, Encoder
     from gossamer.tasks import GridCell, Task
     from gossamer.train.evaluation import GridResult
 
 __all__ = ["TrainJob", "load_run", "train_task"]
 
-# measured to be exact at ten times the trained length after half a minute on one core
-_DECODER = {
-    "dim": 64,
-    "num_layers": 1,
-    "num_heads": 4,
-    "positions": "coupled_relative",
-    "feed_forward": {"name": "gated", "hidden_dim": 256},
-    "norm": "pre_post",
-}
-_TASK_DEFAULTS: dict[str, dict[str, Any]] = {"addition": {"carry_chains": 0.3}}
+_MOST_ROWS = 1000
+"""Rows of a cell of a user's file that are measured."""
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Everything that decides a training run.
+    """Everything that decides a training run; `from_dict` fills in what suits the task.
 
     Args:
         task: `{"name": ..., option: ...}` as `build_task` takes it.
-        model: Keywords of `Decoder` without the vocabulary. Default one layer of width 64 with
-            coupled relative ids.
+        model: Keywords of the model without the vocabulary, and its `name`, `"decoder"` (default)
+            or `"encoder"`. Default one layer of width 64 with coupled relative ids.
         train: Settings of the loop.
         batch_size: Samples for each step. Range: >= 1. Default 64.
         seed: Of weights and samples. Range: >= 0. Default 0.
@@ -54,7 +47,7 @@ class TrainJob:
     """
 
     task: Mapping[str, Any]
-    model: Mapping[str, Any] = field(default_factory=lambda: dict(_DECODER))
+    model: Mapping[str, Any] = field(default_factory=lambda: defaults_of({})["model"])
     train: TrainConfig = field(default_factory=lambda: TrainConfig(steps=1200, lr=3e-3))
     batch_size: int = 64
     seed: int = 0
@@ -84,10 +77,12 @@ class TrainJob:
         check_keys(train, [f.name for f in dataclasses.fields(TrainConfig)], f"[train] of {name}")
         if isinstance(train.get("betas"), list):
             train["betas"] = tuple(train["betas"])
-        parts["model"] = _DECODER | dict(parts.get("model", {}))
-        parts["train"] = dataclasses.replace(TrainConfig(steps=1200, lr=3e-3), **train)
-        task = parts["task"]
-        parts["task"] = _TASK_DEFAULTS.get(task.get("name", ""), {}) | dict(task)
+        task = _found(parts["task"])
+        defaults = defaults_of(task)
+        parts["task"] = defaults["task"] | task
+        parts["model"] = defaults["model"] | dict(parts.get("model", {}))
+        parts["train"] = TrainConfig(**{**defaults["train"], **train})
+        parts.setdefault("batch_size", defaults["batch_size"])
         return cls(**parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,21 +98,48 @@ class TrainJob:
         options = {key: value for key, value in self.task.items() if key != "name"}
         return build_task(self.task["name"], **options)
 
-    def build_model(self, task: Task) -> Decoder:
+    def build_model(self, task: Task) -> Decoder | Encoder:
         """Build the model, with weights drawn from the seed."""
         import inspect
 
         import torch
 
-        from gossamer.models import Decoder
-
-        known = [p for p in inspect.signature(Decoder).parameters if p != "vocab_size"]
-        check_keys(self.model, known, "[model]")
+        options = dict(self.model)
+        kind = _model_class(options.pop("name", "decoder"))
+        known = [p for p in inspect.signature(kind).parameters if p != "vocab_size"]
+        check_keys(options, [*known, "name"], "[model]")
         for needed in ("dim", "num_layers", "num_heads"):
-            check_given(self.model, needed, "[model]")
+            check_given(options, needed, "[model]")
+        if "positions" in options and task.levels > 1:
+            options["positions"] = _with_levels(options["positions"], task.levels)
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
-            return Decoder(task.vocab_size, **self.model)
+            return kind(task.vocab_size, **options)
+
+
+def _found(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of a task, for a user's file with what is found in it."""
+    values = dict(task)
+    if values.get("name") == "file" and "facts" not in values:
+        from gossamer.tasks import build_task
+
+        return build_task(values.pop("name"), **values).config
+    return values
+
+
+def _model_class(name: Any) -> type[Decoder] | type[Encoder]:
+    from gossamer.models import Decoder, Encoder
+
+    kinds: dict[str, type[Decoder] | type[Encoder]] = {"decoder": Decoder, "encoder": Encoder}
+    check_choice(str(name), kinds, "model")
+    return kinds[name]
+
+
+def _with_levels(positions: Any, levels: int) -> Any:
+    """Return an entry of positions that reads as many levels as the task has, unless it says so."""
+    entry = {"name": positions} if isinstance(positions, str) else positions
+    leveled = isinstance(entry, Mapping) and entry.get("name") in ("coupled", "coupled_relative")
+    return {**entry, "levels": levels} if leveled and "levels" not in entry else positions
 
 
 def train_task(
@@ -127,6 +149,7 @@ def train_task(
     resume: bool = False,
     num_samples: int = 200,
     quiet: bool = False,
+    task: Task | None = None,
 ) -> GridResult:
     """Train the job's model, keep it in a run folder, and measure it beyond the trained length.
 
@@ -137,8 +160,10 @@ def train_task(
         job: What to train.
         folder: Run folder.
         resume: Go on from the folder's checkpoint, if there is one.
-        num_samples: Test samples in each cell. Default 200.
+        num_samples: Test samples in each cell. Default 200. A user's file has its own rows: all
+            of a cell, up to 1000.
         quiet: Show no progress. Default false.
+        task: What `job.build_task()` gave, so that a long file is not read again. Default: built.
 
     Raises:
         DataError: If the folder was begun with other settings.
@@ -146,25 +171,43 @@ def train_task(
     """
     import tomli_w
 
-    from gossamer.train.evaluation import evaluate_task
     from gossamer.train.logging import FileLogger
     from gossamer.train.loop import Trainer
     from gossamer.train.losses import answer_loss
     from gossamer.train.seeding import seed_all
 
     path = Path(folder)
-    task = job.build_task()
-    model = job.build_model(task)
+    task = task or job.build_task()
+    model: Any = job.build_model(task)
+    # all options, so that the run is known by its folder alone
+    job = dataclasses.replace(job, task=task.config)
     cells = _reachable(model, task)
     seed_all(job.seed)  # what dropout and random starts draw from
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
     trainer = Trainer(model, answer_loss, job.train, logger=FileLogger(path), quiet=quiet)
     trainer.fit(task.stream(job.batch_size, seed=job.seed), resume=resume)
     model.save_pretrained(path)
-    return evaluate_task(model, task, cells, num_samples=num_samples)
+    return _measure(model, task, cells, num_samples)
 
 
-def _reachable(model: Decoder, task: Task) -> list[GridCell]:
+def _measure(model: Any, task: Task, cells: list[GridCell], num_samples: int) -> GridResult:
+    """Measure cell by cell: `num_samples` fresh ones, or the rows that a file has."""
+    import torch
+
+    from gossamer.tasks import FileTask
+    from gossamer.train.evaluation import GridResult, evaluate_task
+
+    generator = torch.Generator().manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        file = isinstance(cell.task, FileTask)
+        count = min(cell.coordinates["rows"], _MOST_ROWS) if file else num_samples
+        result = evaluate_task(model, task, [cell], num_samples=count, generator=generator)
+        rows += result.rows()
+    return GridResult(tuple(rows))
+
+
+def _reachable(model: Decoder | Encoder, task: Task) -> list[GridCell]:
     """Return the cells of the task's grid whose samples the model can take, found before training.
 
     Raises:
@@ -186,14 +229,12 @@ def _reachable(model: Decoder, task: Task) -> list[GridCell]:
     return cells
 
 
-def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder, Task]:
+def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder | Encoder, Task]:
     """Return the model and the task of a run folder that `train_task` or `gossamer train` wrote.
 
     Raises:
         DataError: If a file is missing or broken.
     """
-    from gossamer.models import Decoder
-
     path = Path(folder)
     if not path.is_dir():
         raise DataError(
@@ -206,4 +247,5 @@ def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder, Task]:
             "which keeps no model. Train one: gossamer train --task addition."
         )
     job = TrainJob.from_dict(values, str(path / "config.toml"))
-    return Decoder.from_pretrained(path), job.build_task()
+    model = _model_class(job.model.get("name", "decoder"))
+    return model.from_pretrained(path), job.build_task()

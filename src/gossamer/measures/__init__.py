@@ -1,0 +1,5 @@
+"""Measures: figures that say what a model does, without changing it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
