@@ -175,7 +175,8 @@ def test_a_missing_extra_and_an_internal_fault(
 def test_list_and_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "--json") == 0
     methods = json.loads(capsys.readouterr().out)["methods"]
-    assert {"method": "fire", "theme": "positions"}.items() <= methods[1].items()
+    fire = next(method for method in methods if method["method"] == "fire")
+    assert fire["theme"] == "positions"
     assert run("list", "--recipes") == 0
     assert "position-coupling-table" in capsys.readouterr().out
     assert run("info", "position-coupling") == 0

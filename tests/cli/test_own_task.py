@@ -118,9 +118,14 @@ def test_a_missing_file_is_no_query_but_slashes_are_fine(
     capsys.readouterr()
     assert run("solve", "runs/train", "2026/11.a") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
-    for name in ("none.txt", "runs/none.jsonl", "some/folder/file", "file.query"):
+    for name in ("none.txt", "runs/none.jsonl"):
         assert run("solve", "runs/train", name) == 2
         assert f"{name} looks like a file and does not exist" in capsys.readouterr().err
+    for name in ("some/folder/file", "file.query"):
+        assert run("solve", "runs/train", name) == 2
+        err = capsys.readouterr().err
+        assert "query must hold characters of my.jsonl only" in err
+        assert f"Nor is there a file {name}: check the path." in err
 
 
 def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ from gossamer.registry import MethodInfo, get_method, list_methods
 ROOT = Path(__file__).parents[2]
 METHODS = list_methods()
 PACKAGES = [
-    "attention", "layers", "measures", "models", "optim", "positions", "recipes", "report", "tasks", "train",
+    "attention", "layers", "measures", "models", "optim", "positions", "recipes", "report", "tasks",
+    "train",
 ]  # fmt: skip
 SYMBOLS = [
     (package, name)

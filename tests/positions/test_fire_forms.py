@@ -106,8 +106,8 @@ def test_hidden_layer_is_bounded(learning: bool, monkeypatch: pytest.MonkeyPatch
 
 def test_blocks_keep_the_parameters_that_a_call_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computed again in the backward pass, a block must not see the module's own parameters."""
-    monkeypatch.setattr(fire, "_MOST_HIDDEN", 5 * 5 * 2)
-    positions = build(3.0)
+    monkeypatch.setattr(fire, "_MOST_HIDDEN", 2 * 5 * 2)
+    positions = FirePositions(1, hidden_dim=2, init_length=3.0).double()
     positions.forward = bias.__get__(positions)  # type: ignore[method-assign]
     names = [name for name, _ in positions.named_parameters()]
 

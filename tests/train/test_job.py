@@ -167,6 +167,20 @@ def test_a_users_file_resumes_and_refuses_another(tmp_path: Path, rows: str) -> 
         train_task(anew, tmp_path / "run", resume=True, quiet=True)
 
 
+def test_numbers_that_must_be_told_apart_get_two_layers(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for operation, layers in (("+", 1), ("-", 2)):
+        path = tmp_path / f"{layers}.jsonl"
+        pairs = [sorted(draw.randrange(10**n) for _ in range(2)) for n in (1, 2, 3, 4) * 20]
+        rows = {f"{b}{operation}{a}": eval(f"{b}{operation}{a}") for a, b in pairs}
+        lines = [json.dumps({"query": q, "answer": str(n)}) for q, n in rows.items()]
+        path.write_text("\n".join(lines))
+        assert job({"name": "file", "path": str(path)}).model["num_layers"] == layers
+    broken = {"name": "file", "path": "x", "facts": {}, "coupling": {"levels": 2, "answer": [3]}}
+    with pytest.raises(ConfigError, match="facts"):
+        job(broken).build_task()
+
+
 def test_plain_ids_get_an_uncoupled_model(rows: str) -> None:
     made = job({"name": "file", "path": rows, "coupling": "none"})
     assert (made.model["positions"], made.model["num_layers"]) == ("rope", 2)

@@ -130,17 +130,16 @@ def _refuse_missing_file(query: str, task: Task) -> None:
     """Refuse a text that names a file which is not there; what the task can read is a query."""
     from gossamer.errors import DataError
 
-    named = query.endswith(_SUFFIXES)
-    if not named and (os.sep in query or Path(query).suffix[1:2].isalpha()):
-        try:
-            task.prompt(query)
-        except DataError:
-            named = True
-    if named:
+    if query.endswith(_SUFFIXES):
         raise DataError(
             f"expected a query or a file of queries; {query} looks like a file and does not exist. "
             "Check the path."
         )
+    if os.sep in query or Path(query).suffix[1:2].isalpha():
+        try:
+            task.prompt(query)
+        except DataError as error:
+            raise DataError(f"{error} Nor is there a file {query}: check the path.") from None
 
 
 def _row(line: str, source: str, number: int) -> _Asked:

@@ -130,8 +130,8 @@ METHODS = (
             "2104.08698",
         ),
         symbols=("DietAbsolutePositions", "DietRelativePositions"),
-        recipes=(),
-        status="partial",
+        recipes=("diet",),
+        status="checked",
         deviations=(
             "the paper gives no start: absolute tables from N(0, 0.02), offsets and segments at 0",
             "the content is scaled by 1 / sqrt(D) of the head (paper: prints 1 / sqrt(d))",
@@ -150,8 +150,8 @@ METHODS = (
             "2104.09864",
         ),
         symbols=("RopePositions",),
-        recipes=(),
-        status="partial",
+        recipes=("diet",),
+        status="checked",
         deviations=("none",),
     ),
     MethodInfo(

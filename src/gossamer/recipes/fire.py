@@ -193,5 +193,5 @@ RECIPE = Recipe(
             },
         ),
     ),
-    budget={"small": 7, "medium": 600},
+    budget={"small": 10, "medium": 600},
 )
