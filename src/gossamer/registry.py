@@ -109,7 +109,7 @@ def list_methods(theme: str | None = None) -> list[MethodInfo]:
 
     Example:
         >>> [m.name for m in list_methods("positions")][:2]
-        ['alibi', 'fire']
+        ['alibi', 'diet']
     """
     methods = list(_all_methods().values())
     if theme is None:
