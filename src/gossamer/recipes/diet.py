@@ -1,4 +1,4 @@
-"""Decoupled positions lift the rank of the logits, learn faster, and cost nothing in evaluation.
+"""Decoupled positions lift the rank of the logits, learn faster, and cost next to no time.
 
 Settings were measured on two CPU cores; the bars were fixed before the runs on record. All arms
 that are compared in a loss are the same network but for positions or segments, and get the same
@@ -21,6 +21,7 @@ ABSOLUTE, RELATIVE = "diet_absolute", "diet_relative"
 PLAIN = "none"
 PROJECTED = ("linformer_diet", "linformer_input")
 MIXED = ("segments_head", "segments_input")
+TIMED = (ABSOLUTE, RELATIVE, "input", "shaw", "tupe")
 HEADS = 4
 
 
@@ -66,7 +67,7 @@ class Config:
     speed_length: int = 128
     speed_batch: int = 8
     forward_repeats: int = 20
-    step_repeats: int = 4
+    step_repeats: int = 3
 
 
 def encoder_of(
@@ -103,7 +104,7 @@ def encoder_of(
 
 
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
-    """Train one model; measure rank and time as well where positions alone make the difference."""
+    """Train one model; where keys are tokens and texts whole, measure rank and time as well."""
     from gossamer.files import packaged_data
     from gossamer.tasks import MaskedTextTask
     from gossamer.train import TrainConfig, Trainer, answer_loss
@@ -135,6 +136,7 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     rows = [{"group": group, **row} for row in training_rows(log)]
     if group == "text":
         scalars |= rank_of(arm, seed)
+    if arm in TIMED:
         times = times_of(arm, config)
         scalars |= times
         rows += [{"pass": name, "time_ratio": value} for name, value in times.items()]
@@ -307,10 +309,10 @@ RECIPE = Recipe(
         Arm(ABSOLUTE, "DIET-ABS, shared by layers", "ours", cost=2.0),
         Arm(RELATIVE, "DIET-REL", "ours", cost=2.0),
         Arm("input", "Learned positions at the input", "baseline", cost=2.0),
-        Arm("shaw", "Shaw's relative vectors", "baseline", max_seeds=1, cost=2.5),
-        Arm("t5", "T5 bias", "baseline", max_seeds=1, cost=2.0),
+        Arm("shaw", "Shaw's relative vectors", "baseline", cost=2.5),
+        Arm("t5", "T5 bias", "baseline", max_seeds=1),
         Arm("tupe", "TUPE, absolute and relative", "baseline", max_seeds=1, cost=2.0),
-        Arm(PLAIN, "NoPE (no positions)", "baseline", max_seeds=1, cost=2.0),
+        Arm(PLAIN, "NoPE (no positions)", "baseline", max_seeds=1),
         Arm("linformer_diet", "Linformer, DIET-ABS", "ours"),
         Arm("linformer_input", "Linformer, learned positions at the input", "baseline"),
         Arm("segments_head", "DIET-REL, segments per head", "ours"),
@@ -371,5 +373,5 @@ RECIPE = Recipe(
             {"group": "pass", "y_label": "times NoPE's"},
         ),
     ),
-    budget={"small": 7, "medium": 300},
+    budget={"small": 8, "medium": 300},
 )
