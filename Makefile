@@ -20,7 +20,7 @@ layers: .venv/.dev
 	$(BIN)/lint-imports --no-logo
 
 unit: .venv/.dev
-	$(TEST_ENV) $(BIN)/pytest -n 2
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile  # blocks of one page build on each other
 
 types: .venv/.dev
 	$(BIN)/mypy src/gossamer

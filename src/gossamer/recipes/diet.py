@@ -139,7 +139,7 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     if arm in TIMED:
         times = times_of(arm, config)
         scalars |= times
-        rows += [{"pass": name, "time_ratio": value} for name, value in times.items()]
+        rows += [{"group": "time", "pass": k, "time_ratio": v} for k, v in times.items()]
     return Outcome(scalars, rows)
 
 
@@ -370,7 +370,7 @@ RECIPE = Recipe(
             "for each position encoding.",
             "arm",
             "time_ratio",
-            {"group": "pass", "y_label": "times NoPE's"},
+            {"where": {"group": "time"}, "group": "pass", "y_label": "times NoPE's"},
         ),
     ),
     budget={"small": 8, "medium": 300},
