@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -70,16 +71,24 @@ def read_text(path: str | os.PathLike[str], remedy: str = "Check the path.") -> 
     """Read UTF-8 text; line ends are kept as they are.
 
     Raises:
-        DataError: If the file is missing or no UTF-8; the message ends with `remedy`.
+        DataError: If the file is missing or no UTF-8; the message ends with `remedy`, and names
+            line and column of a bad byte.
     """
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        raw = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist. {remedy}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} must be UTF-8 text; byte {error.start} is not. {remedy}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode("utf-8")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise DataError(
+            f"{path}, line {line}, column {column}: expected UTF-8 text; got the byte "
+            f"0x{raw[error.start]:02x}. {remedy}"
+        ) from None
 
 
 def read_json(path: str | os.PathLike[str], remedy: str = _REMEDY) -> dict[str, Any]:

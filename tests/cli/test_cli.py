@@ -342,7 +342,7 @@ def test_solve_takes_long_numbers_and_named_folders(
     assert "is one of `gossamer reproduce`, which keeps no model" in capsys.readouterr().err
     Path("binary.txt").write_bytes(b"1+2\n\xff\xfe\n")
     assert run("solve", str(trained), "binary.txt") == 2
-    assert "must be UTF-8" in capsys.readouterr().err
+    assert "expected UTF-8 text" in capsys.readouterr().err
 
 
 def test_json_of_one_seed_is_valid(capsys: pytest.CaptureFixture[str]) -> None:

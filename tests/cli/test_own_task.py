@@ -163,9 +163,9 @@ def test_couplings_by_option(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--task", "none.jsonl"], "none.jsonl: expected a file with one row a line"),
+        (["--task", "none.jsonl"], "none.jsonl does not exist"),
         (["--task", "empty.jsonl"], "empty.jsonl must hold one row a line"),
-        (["--task", "my.jsonl", "--test", "none.jsonl"], "none.jsonl: expected a file"),
+        (["--task", "my.jsonl", "--test", "none.jsonl"], "none.jsonl does not exist"),
         (["--task", "my.jsonl", "--test", "other.jsonl"], "other.jsonl, line 1: query must hold"),
         (["--task", "my.jsonl", "--coupling", "groups"], "every row must have the key 'groups'"),
         (["--task", "my.jsonl", "--coupling", "auto:"], "needs the module 'auto'"),
@@ -175,7 +175,7 @@ def test_couplings_by_option(capsys: pytest.CaptureFixture[str]) -> None:
         (["--test", "my.jsonl"], "--test belongs to a file of your own; got no --task"),
         (["--task", "my.json"], "unknown task 'my.json'"),
         (["--task", "addition", "--model", "encoders"], 'Did you mean "encoder"'),
-        (["--task", "text:none.txt"], "none.txt: expected a text file; it does not exist"),
+        (["--task", "text:none.txt"], "none.txt does not exist"),
     ],
 )
 def test_user_errors(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

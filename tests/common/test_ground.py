@@ -104,7 +104,7 @@ def test_files_name_the_place(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="must hold a JSON object; got a list"):
         read_json(path)
     path.write_bytes(b"a\xff")
-    with pytest.raises(DataError, match="must be UTF-8 text; byte 1"):
+    with pytest.raises(DataError, match=r"x\.json, line 1, column 2: .* got the byte 0xff"):
         read_toml(path)
     with pytest.raises(DataError, match="cannot be read"):
         read_toml(tmp_path)

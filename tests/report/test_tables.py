@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         ("a,b\n1,2\n1,2,3\n", r"t\.csv, line 3: expected 2 cells .* got 3: '1,2,3'"),
         ("a,a\n1,2\n", r"t\.csv, line 1: .* 'a' occurs 2 times"),
         ('a,b\n1,"2\n', r"t\.csv, line 2: not valid CSV"),
-        (b"a\n\xff\n", r"t\.csv must be UTF-8 text; byte 2 is not"),
+        (b"a\n\xff\n", r"t\.csv, line 2, column 1: expected UTF-8 text"),
     ],
     ids=["ragged", "double", "quote", "encoding"],
 )

@@ -29,10 +29,10 @@ def truth(name: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("task", "query", "tokens"),
     [
-        (ArgmaxTask(), "17:3 42:7 5:1", "$17:3 42:7 5:1 =7$"),
-        (LookupTask(), "17:3 42:7 5:1 ?5=", "$17:3 42:7 5:1 ?5=1$"),
+        (ArgmaxTask(num_priorities=100), "17:3 42:7 5:1", "$17:3 42:7 5:1 =7$"),
+        (LookupTask(num_keys=64), "17:3 42:7 5:1 ?5=", "$17:3 42:7 5:1 ?5=1$"),
         (ArgmaxTask(num_classes=12), "0:11", "$0:11 =11$"),
-        (LookupTask(), "0:0 0:1 63:9 ?63", "$0:0 0:1 63:9 ?63=9$"),
+        (LookupTask(num_keys=64), "0:0 0:1 63:9 ?63", "$0:0 0:1 63:9 ?63=9$"),
     ],
 )
 def test_the_layout(task: StructuredTask, query: str, tokens: str) -> None:
@@ -131,19 +131,31 @@ def test_by_name() -> None:
 @pytest.mark.parametrize(
     ("task", "query", "message"),
     [
-        (ArgmaxTask(), "3:1 9:2 9:3", "one item must have the highest priority; got 9 2 times"),
-        (ArgmaxTask(), "", "at least one item"),
-        (ArgmaxTask(), "3:1 9", "item 2 must be a priority and a class.*got '9'"),
-        (ArgmaxTask(), "100:1", "priority of item 1 must be a number from 0 to 99"),
-        (ArgmaxTask(), "3:1 -1:2", "priority of item 2 must be a number from 0 to 99"),
-        (ArgmaxTask(), "3:10", "class of item 1 must be a number from 0 to 9"),
-        (ArgmaxTask(), f"{'9' * 5000}:1", "from 0 to 99"),
-        (ArgmaxTask(), "３:1", "from 0 to 99"),
-        (LookupTask(), "3:1 5:2", "must end with the key"),
-        (LookupTask(), "3:1 5:2 ?4", "must stand once; got 4 0 times"),
-        (LookupTask(), "3:1 3:2 ?3", "must stand once; got 3 2 times"),
-        (LookupTask(), "3:1 5:2 ?", "key asked for must be a number from 0 to 63"),
-        (LookupTask(), "?3", "at least one item"),
+        (
+            ArgmaxTask(num_priorities=100),
+            "3:1 9:2 9:3",
+            "one item must have the highest priority; got 9 2 times",
+        ),
+        (ArgmaxTask(num_priorities=100), "", "at least one item"),
+        (ArgmaxTask(num_priorities=100), "3:1 9", "item 2 must be a priority and a class.*got '9'"),
+        (
+            ArgmaxTask(num_priorities=100),
+            "100:1",
+            "priority of item 1 must be a number from 0 to 99",
+        ),
+        (
+            ArgmaxTask(num_priorities=100),
+            "3:1 -1:2",
+            "priority of item 2 must be a number from 0 to 99",
+        ),
+        (ArgmaxTask(num_priorities=100), "3:10", "class of item 1 must be a number from 0 to 9"),
+        (ArgmaxTask(num_priorities=100), f"{'9' * 5000}:1", "from 0 to 99"),
+        (ArgmaxTask(num_priorities=100), "３:1", "from 0 to 99"),
+        (LookupTask(num_keys=64), "3:1 5:2", "must end with the key"),
+        (LookupTask(num_keys=64), "3:1 5:2 ?4", "must stand once; got 4 0 times"),
+        (LookupTask(num_keys=64), "3:1 3:2 ?3", "must stand once; got 3 2 times"),
+        (LookupTask(num_keys=64), "3:1 5:2 ?", "key asked for must be a number from 0 to 63"),
+        (LookupTask(num_keys=64), "?3", "at least one item"),
     ],
 )
 def test_bad_queries(task: StructuredTask, query: str, message: str) -> None:

@@ -119,7 +119,7 @@ def test_line_ends_and_byte_order_marks(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no\.txt: expected a text file; it does not exist"):
+    with pytest.raises(DataError, match=r"no\.txt does not exist\. Give a text file"):
         TextTask(tmp_path / "no.txt")
     with pytest.raises(DataError, match="cannot be read"):
         TextTask(tmp_path)

@@ -150,7 +150,7 @@ def test_a_users_file_is_kept_with_what_was_found(tmp_path: Path, rows: str) -> 
     assert result.correct is None
     assert "correct" not in result.to_dict()
     again = job({"name": "file", "path": rows, **task.config}, model=TINY, batch_size=4)
-    with pytest.raises(DataError, match=r"my\.jsonl: expected a file"):
+    with pytest.raises(DataError, match=r"my\.jsonl does not exist"):
         train_task(again, tmp_path / "again", quiet=True)
 
 

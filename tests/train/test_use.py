@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gossamer.errors import ConfigError, DataError
 from gossamer.models import Decoder
-from gossamer.tasks import AdditionTask
+from gossamer.tasks import AdditionTask, Batch, GridCell, collate
 from gossamer.train import (
     TrainConfig,
     Trainer,
     TrainJob,
+    answer_logits,
     answer_loss,
     evaluate_task,
     load_run,
@@ -186,3 +188,65 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("a = [")
     with pytest.raises(DataError, match=r"config\.toml: not valid TOML"):
         load_run(tmp_path)
+
+
+def test_answers_that_begin_at_different_places_are_decoded_from_there() -> None:
+    """Rows of one batch may have prompts of several lengths, padded on the right."""
+
+    class Mixed(AdditionTask):
+        def sample(self, batch_size: int, **options: Any) -> Batch:
+            return collate([self.example(q) for q in ("1+2", "123+456", "12+34", "7+8")])
+
+    class Oracle(torch.nn.Module):
+        """Knows the true continuations of these rows, and one wrong end."""
+
+        causal, ids, device = True, "sequence", torch.device("cpu")
+
+        def __init__(self, cacheable: bool) -> None:
+            super().__init__()
+            self.cacheable = cacheable
+
+        def forward(self, tokens: torch.Tensor, ids: Any = None, **_: Any) -> torch.Tensor:
+            known = Mixed().sample(4).tokens
+            logits = torch.zeros(*tokens.shape, 14)
+            for row, out in zip(tokens, logits, strict=True):
+                for t in range(len(row)):
+                    fits = [k for k in known if torch.equal(k[: t + 1], row[: t + 1])]
+                    if fits and t + 1 < known.shape[1]:
+                        wrong = torch.equal(fits[0], known[3]) and int(fits[0][t + 1]) == 5 + 2
+                        out[t, 0 if wrong else int(fits[0][t + 1])] = 1.0
+            return logits
+
+        def generate(
+            self, prompt: torch.Tensor, ids: Any, *, max_new_tokens: int, eos: int
+        ) -> torch.Tensor:
+            tokens = prompt
+            for _ in range(max_new_tokens):
+                tokens = torch.cat((tokens, self(tokens)[:, -1:].argmax(-1)), dim=1)
+            return tokens[:, prompt.shape[1] :]
+
+    cells = [GridCell({}, Mixed())]
+    for cacheable in (True, False):
+        options: Any = {"num_samples": 4, "answer_only": cacheable is False}
+        row = evaluate_task(Oracle(cacheable), TASK, cells, **options).rows()[0]  # type: ignore[arg-type]
+        assert row["exact_match"] == 0.75
+
+
+def test_an_encoder_is_told_where_padding_follows() -> None:
+    seen: list[torch.Tensor | None] = []
+
+    class Looks(torch.nn.Module):
+        causal = False
+
+        def forward(
+            self, tokens: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            seen.append(mask)
+            return torch.zeros(*tokens.shape, 14)
+
+    task = AdditionTask()
+    answer_logits(Looks(), collate([task.example("1+2"), task.example("10+20")]))
+    answer_logits(Looks(), collate([task.example("1+2")]))
+    assert seen[0] is not None
+    assert seen[0].sum(1).tolist() == [8, 11]
+    assert seen[1] is None

@@ -25,7 +25,7 @@ class PositionBias:
 
     Args:
         positions: The encoding; its bias for a query must not depend on the other queries
-            (`cacheable`).
+            (`separate_rows`).
         q_ids: Ids of the queries.
         k_ids: Ids of the keys.
         q_index: 0-based index of each query in its own sequence, padding not counted.
@@ -116,12 +116,6 @@ def position_bias(
         return None
     batch = max(len(q_ids), len(k_ids))
     size = batch * num_heads * q_ids.shape[1] * k_ids.shape[1]
-    if size > DIRECT_SIZE and q_ids.shape[1] > 1 and _has_separate_rows(positions):
+    if size > DIRECT_SIZE and q_ids.shape[1] > 1 and positions.separate_rows:
         return PositionBias(positions, q_ids, k_ids, q_index)
     return positions.bias(q_ids, k_ids, q_index=q_index)
-
-
-def _has_separate_rows(positions: Positions) -> bool:
-    """Whether the bias of one query is the same when the others are not asked for."""
-    drawn = getattr(positions, "random_max_position", 0) > 0 and positions.training
-    return positions.cacheable and not drawn

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import ShapeError, UnsupportedError
-from gossamer.models.transformer import segments_of
 
 __all__ = ["PositionedGeneration", "positioned_class"]
 
@@ -93,7 +92,7 @@ class PositionedGeneration:
             if isinstance(position_ids, Tensor):
                 _check_given(position_ids, prompt)
             encoding = self.base_model.positions[0]  # type: ignore[attr-defined]
-            rule = PositionRule(position_ids, segments_of(encoding) > 0)
+            rule = PositionRule(position_ids, encoding.num_segments > 0)
         return super().generate(inputs, *args, position_rule=rule, **kwargs)  # type: ignore[misc]
 
     def prepare_inputs_for_generation(

@@ -12,7 +12,7 @@ from gossamer.attention import position_bias
 from gossamer.checks import check_shape
 from gossamer.errors import ConfigError, DataError, ShapeError, UnsupportedError
 from gossamer.models._hf_attention import ATTENTION, STATE, PositionState
-from gossamer.models.transformer import segments_of, shared_rows
+from gossamer.models.transformer import shared_rows
 from gossamer.positions import Positions, check_ids
 
 __all__ = ["keep_ids_of_new_cache", "place_tokens"]
@@ -139,7 +139,7 @@ def _ids(
     size: tuple[int, int],
 ) -> Tensor:
     given: Tensor | None = kwargs.pop("position_ids", None)
-    segments = segments_of(encoding)
+    segments = encoding.num_segments
     if given is None:
         if encoding.coupled and not segments:
             raise DataError(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gossamer.checks import check_range, check_shape
 from gossamer.errors import ConfigError, DataError, DtypeError
 from gossamer.models.block import Options
-from gossamer.models.transformer import Transformer, segments_of, shared_rows
+from gossamer.models.transformer import Transformer, shared_rows
 
 __all__ = ["Encoder"]
 
@@ -79,7 +79,7 @@ class Encoder(Transformer):
         config = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         check_range(num_segments, "num_segments", low=0, integer=True)
         super().__init__(config)
-        carried = segments_of(self._encodings()[0])
+        carried = self._encodings()[0].num_segments
         if carried and num_segments not in (0, carried):
             raise ConfigError(
                 "num_segments of the model and of its position encoding must agree; got "

@@ -21,7 +21,6 @@ from gossamer.models._hf_families import base_and_family, turn_off
 from gossamer.models._hf_generation import positioned_class
 from gossamer.models._hf_ids import keep_ids_of_new_cache, place_tokens
 from gossamer.models.block import Options, named_options
-from gossamer.models.transformer import segments_of
 from gossamer.positions import Positions, build_positions
 
 __all__ = ["add_positions", "load_with_positions"]
@@ -88,7 +87,7 @@ def add_positions(model: Model, positions: Positions | Options, *, share: bool =
     encodings, entry = _encodings(positions, config, count, share)
     _check_fit(encodings, config)
     register_attention()
-    turn_off(base, family, segments=segments_of(encodings[0]) > 0)
+    turn_off(base, family, segments=encodings[0].num_segments > 0)
     reference = next(base.parameters())
     base.positions = nn.ModuleList(encodings).to(reference.device, reference.dtype)
     for number, layer in enumerate(layers):

@@ -82,7 +82,7 @@ class Transformer(PretrainedModel):
             options["bidirectional"] = True
             first = build()
         # an encoder gets segments apart from the ids, so it can count the positions itself
-        reads = first.coupled and (self.causal or not segments_of(first))
+        reads = first.coupled and (self.causal or not first.num_segments)
         self.ids = ids or ("task" if reads else "sequence")
         check_choice(self.ids, ("task", "sequence"), "ids")
         per_layer = bool(first.per_layer) if share is None else not share
@@ -185,17 +185,6 @@ class Transformer(PretrainedModel):
                 f"tokens must be at most max_length = {self.max_length} long; got {length}. "
                 "Shorten the input or build the model with a larger max_length."
             )
-
-
-def segments_of(positions: Positions) -> int:
-    """Return how many segments an encoding carries as the last level of its ids, 0 for none.
-
-    Example:
-        >>> from gossamer.positions import RopePositions
-        >>> segments_of(RopePositions(4))
-        0
-    """
-    return int(getattr(positions, "num_segments", 0))
 
 
 def shared_rows(ids: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ class Positions(nn.Module):
         coupled: Whether the ids of the task are read; otherwise a model counts 1..T.
         cacheable: Whether decoding with a key-value cache equals the full pass.
         per_sample: Whether samples with equal ids are treated apart just now.
+        separate_rows: Whether the bias of a query is the same when others are not asked for.
+        num_segments: Kinds of segment that the last level of the ids names, 0 for none.
 
     Example:
         >>> Positions().bias(torch.ones(1, 2), torch.ones(1, 2), q_index=torch.zeros(1, 2)) is None
@@ -44,11 +46,17 @@ class Positions(nn.Module):
     per_layer: bool = False
     coupled: bool = False
     cacheable: bool = True
+    num_segments: int = 0
 
     @property
     def per_sample(self) -> bool:
         """False unless the encoding draws something for each sample."""
         return False
+
+    @property
+    def separate_rows(self) -> bool:
+        """True unless something is read or drawn from all queries together."""
+        return self.cacheable
 
     def __init__(self) -> None:
         super().__init__()

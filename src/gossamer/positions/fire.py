@@ -118,6 +118,11 @@ class FirePositions(Positions):
             nn.Linear(1, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads)
         )
 
+    @property
+    def separate_rows(self) -> bool:
+        """False while random positions are drawn for a whole call."""
+        return not (self.training and self.random_max_position)
+
     def bias(self, q_ids: Tensor, k_ids: Tensor, *, q_index: Tensor) -> Tensor:
         """Return the bias of every pair of ids."""
         check_ids(q_ids, 1)

@@ -24,6 +24,7 @@ __all__ = [
     "Task",
     "collate",
     "parse_range",
+    "parse_two_ranges",
 ]
 
 PAD, EOS = 0, 1
@@ -99,7 +100,8 @@ class Task(ABC):
         '15'
 
     Source: formats of Cho et al., NeurIPS 2024 and ICLR 2025, public data code.
-    Deviations: a batch holds samples of one width, so that it needs no padding.
+    Deviations: a batch holds samples of one width where the task allows, so that it needs no
+        padding.
     """
 
     vocab: tuple[str, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
@@ -117,11 +116,3 @@ class MaskedTextTask(TextTask):
         """Return places 1..T, and with several texts the number of the text, from 1."""
         places = self._count(turns.shape[1]).expand_as(turns)
         return places if self.levels == 1 else torch.stack((places, turns + 1), dim=-1)
-
-    def _of_length(self, length: int) -> MaskedTextTask:
-        """Return the task on the same characters with windows of another length."""
-        check_range(length, "length", low=1, integer=True)
-        self._check_length(length)
-        other = copy.copy(self)
-        other.length = length
-        return other

@@ -132,7 +132,7 @@ class ArgmaxTask(_SetTask):
     Args:
         num_items: Fewest and most items of a training sample. Range: >= 1. Default 2 to 16.
         num_classes: Range: 2 to 1000. Default 10.
-        num_priorities: Different priorities. Range: 2 to 100,000. Default 100.
+        num_priorities: Different priorities. Range: 2 to 100,000. Default 64.
 
     Raises:
         ConfigError: If a number is out of range.
@@ -151,7 +151,7 @@ class ArgmaxTask(_SetTask):
     name = "argmax"
 
     def __init__(
-        self, num_items: Any = (2, 16), *, num_classes: int = 10, num_priorities: int = 100
+        self, num_items: Any = (2, 16), *, num_classes: int = 10, num_priorities: int = 64
     ) -> None:
         self.num_items = parse_range(num_items, "num_items")
         check_range(num_classes, "num_classes", low=2, high=1000, integer=True)
@@ -190,7 +190,7 @@ class ArgmaxTask(_SetTask):
 
 
 class LookupTask(_SetTask):
-    """Dictionaries such as `$17:3 42:7 5:1 ?42=7$`: the class that stands with a key.
+    """Dictionaries such as `$7:3 12:7 5:1 ?12=7$`: the class that stands with a key.
 
     An item is one token, a pair of key and class; one more token asks for a key. The key asked for
     stands once; the others are independent and uniform, so some of them may stand several times
@@ -200,17 +200,17 @@ class LookupTask(_SetTask):
     Args:
         num_items: Fewest and most items of a training sample. Range: >= 1. Default 2 to 16.
         num_classes: Range: 2 to 1000. Default 10.
-        num_keys: Different keys. Range: 2 to 100,000. Default 64.
+        num_keys: Different keys. Range: 2 to 100,000. Default 16.
 
     Raises:
         ConfigError: If a number is out of range.
 
     Example:
         >>> task = LookupTask()
-        >>> task.answer("17:3 42:7 5:1 ?42")
+        >>> task.answer("7:3 12:7 5:1 ?12")
         '7'
-        >>> task.symbols(task.example("17:3 42:7 5:1 ?42").tokens)
-        '$17:3 42:7 5:1 ?42=7$'
+        >>> task.symbols(task.example("7:3 12:7 5:1 ?12").tokens)
+        '$7:3 12:7 5:1 ?12=7$'
 
     Source: Li et al., *On Vanishing Variance in Transformer Length Generalization*, 2025.
     Deviations: items are tokens (authors: vectors); keys that are not asked for may repeat.
@@ -219,7 +219,7 @@ class LookupTask(_SetTask):
     name = "lookup"
 
     def __init__(
-        self, num_items: Any = (2, 16), *, num_classes: int = 10, num_keys: int = 64
+        self, num_items: Any = (2, 16), *, num_classes: int = 10, num_keys: int = 16
     ) -> None:
         self.num_items = parse_range(num_items, "num_items")
         check_range(num_classes, "num_classes", low=2, high=1000, integer=True)

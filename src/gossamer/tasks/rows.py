@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from gossamer.errors import DataError
+from gossamer.files import read_text
 
 __all__ = ["Row", "checksum", "held_out", "read_rows"]
 
@@ -47,16 +46,17 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "my.jsonl"
         >>> _ = path.write_text('{"query": "1+2", "answer": "3"}')
         >>> read_rows(path)
         [Row(query='1+2', answer='3', groups=None, line=1)]
     """
-    lines = _read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
+    text = read_text(path, f"Give a file in UTF-8 with one row a line, such as {_EXAMPLE}.")
     rows = [
-        _read_row(raw, f"{path}, line {number}", number)
-        for number, raw in enumerate(lines, start=1)
-        if raw.strip()
+        _read_row(line, f"{path}, line {number}", number)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
     ]
     if not rows:
         raise DataError(
@@ -119,28 +119,9 @@ def _hash(query: str) -> float:
     return int.from_bytes(blake2b(query.encode(), digest_size=7).digest(), "big") / 2**56
 
 
-def _read_bytes(path: str | os.PathLike[str]) -> bytes:
+def _read_row(text: str, place: str, line: int) -> Row:
     try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        problem = "it does not exist"
-    except OSError as error:
-        problem = f"it cannot be read ({error.strerror})"
-    raise DataError(
-        f"{path}: expected a file with one row a line, such as {_EXAMPLE}; {problem}. Check the "
-        "path."
-    )
-
-
-def _read_row(raw: bytes, place: str, line: int) -> Row:
-    try:
-        value = json.loads(raw.decode())
-    except UnicodeDecodeError as error:
-        column = len(raw[: error.start].decode()) + 1
-        raise DataError(
-            f"{place}, column {column}: expected UTF-8 text; got the byte "
-            f"0x{raw[error.start]:02x}. Save the file as UTF-8."
-        ) from None
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{place}, column {error.colno}: expected a JSON object such as {_EXAMPLE}; not valid "

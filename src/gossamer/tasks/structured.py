@@ -95,8 +95,12 @@ class StructuredTask(Task):
 
     def encode(self, query: str) -> Tensor:
         """Return the tokens of a query up to where the answer begins."""
+        return self.prompt(query)[0]
+
+    def prompt(self, query: str) -> tuple[Tensor, Tensor]:
+        """Return the tokens of a query, and the ids of query and answer."""
         example = self.example(query)
-        return example.tokens[~example.loss_mask]
+        return example.tokens[~example.loss_mask], example.position_ids
 
     def position_ids(self, query: str, *, start: int | Sequence[int] | None = None) -> Tensor:
         """Return the ids of query and answer."""

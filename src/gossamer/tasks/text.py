@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
+import copy
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import DataError, UnsupportedError
+from gossamer.files import read_text
 from gossamer.tasks.base import EOS, Batch, Example, GridCell, Task
 
 __all__ = ["TextTask"]
@@ -40,6 +40,7 @@ class TextTask(Task):
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "song.txt"
         >>> _ = path.write_text("la la li la " * 20)
         >>> task = TextTask(path, length=8)
@@ -56,7 +57,9 @@ class TextTask(Task):
         check_range(length, "length", low=1, integer=True)
         self.path = str(path)
         self.length = length
-        text = _read(self.path)
+        text = read_text(self.path, "Give a text file in UTF-8.")
+        if not text:
+            raise DataError(f"{path}: expected text; the file is empty. Use another file.")
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         used = np.flatnonzero(np.bincount(points))
         alphabet = [chr(point) for point in used]
@@ -143,12 +146,12 @@ class TextTask(Task):
             length = [n for n in (self.length * k for k in (1, 2, 4, 8, 16)) if n <= room]
         return [GridCell({"length": n}, self._of_length(n)) for n in length]
 
-    def _of_length(self, length: int) -> TextTask:
+    def _of_length(self, length: int) -> Self:
         """Return the task on the same characters with windows of another length."""
         check_range(length, "length", low=1, integer=True)
         self._check_length(length)
-        other = object.__new__(TextTask)
-        other.__dict__.update(self.__dict__, length=length)
+        other = copy.copy(self)
+        other.length = length
         return other
 
     def _check_length(self, length: int) -> None:
@@ -163,29 +166,3 @@ class TextTask(Task):
     @staticmethod
     def _count(size: int) -> Tensor:
         return torch.arange(1, size + 1)
-
-
-def _read(path: str) -> str:
-    """Read UTF-8 text; a bad byte is named by line and column."""
-    try:
-        raw = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: expected a text file; it does not exist. Check the path."
-        ) from None
-    except OSError as error:
-        raise DataError(
-            f"{path}: expected a text file; it cannot be read ({error.strerror}). Check the path."
-        ) from None
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        before = raw[: error.start].decode("utf-8")
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise DataError(
-            f"{path}, line {line}, column {column}: expected UTF-8 text; got the byte "
-            f"0x{raw[error.start]:02x}. Save the file as UTF-8."
-        ) from None
-    if not text:
-        raise DataError(f"{path}: expected text; the file is empty. Use another file.")
-    return text

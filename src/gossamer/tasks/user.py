@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -204,7 +205,7 @@ class FileTask(Task):
                 longer than in the cell before. Default up to four cells of about equally many rows
                 for each of the two parts.
         """
-        packed = self._pack()
+        self._pack()
         cells = []
         for part in (1, 2):
             members = self._members(part)
@@ -213,8 +214,8 @@ class FileTask(Task):
             for low, high in zip([0, *limits], limits, strict=False):
                 rows = members[(lengths > low) & (lengths <= high)]
                 if len(rows):
-                    cell = object.__new__(FileTask)
-                    cell.__dict__.update(self.__dict__, _packed=packed, _cell=rows)
+                    cell = copy.copy(self)
+                    cell._cell = rows
                     names = {"length": int(high), "part": _PARTS[part], "rows": len(rows)}
                     cells.append(GridCell(names, cell))
         return cells

@@ -36,7 +36,7 @@ _TASKS: dict[str, dict[str, Any]] = {
         "batch_size": 32,
     },
     "minesweeper": {
-        "model": {"num_layers": 3},
+        "model": {"positions": {**_SCRATCHPAD, "window": 3}, "num_layers": 3},
         "train": {"steps": 1800, "lr": 2e-3},
         "batch_size": 32,
     },

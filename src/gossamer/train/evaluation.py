@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gossamer.checks import check_range
-from gossamer.models import Decoder
+from gossamer.models import Decoder, Encoder
 from gossamer.tasks import Batch, GridCell, Task
 from gossamer.train.losses import answer_logits
 
@@ -42,7 +42,7 @@ class GridResult:
 
 
 def evaluate_task(
-    model: Decoder,
+    model: Decoder | Encoder,
     task: Task,
     grid: Mapping[str, Any] | Iterable[GridCell],
     *,
@@ -99,9 +99,8 @@ def _evaluate_cell(
     size = max(1, _TOKENS_AT_ONCE // batch.tokens.shape[1])
     exact = right = total = 0
     loss = 0.0
-    causal = getattr(model, "causal", True)
     # a scale by the final length is another one at each step of decoding
-    short_cut = not causal or model.cacheable
+    short_cut = not model.causal or model.cacheable
     for part in _parts(batch, size):
         logits, targets, wanted = answer_logits(model, part)
         correct = logits.argmax(-1) == targets
@@ -109,7 +108,7 @@ def _evaluate_cell(
         right += int((correct & wanted).sum())
         total += int(wanted.sum())
         whole = (correct | ~wanted).all(1) & short_cut
-        if (answer_only or not short_cut) and causal and not bool(whole.all()):
+        if (answer_only or not short_cut) and model.causal and not bool(whole.all()):
             # what is right token by token is what decoding gives; only the others are decoded
             whole[~whole] = _decoded_right(model, cell.task, _rows(part, ~whole))
         exact += int(whole.sum())
@@ -132,11 +131,14 @@ def _rows(batch: Batch, rows: slice | Tensor) -> Batch:
 
 
 def _decoded_right(model: Decoder, task: Task, batch: Batch) -> Tensor:
-    begin = int(batch.loss_mask[0].float().argmax())
-    new = batch.tokens.shape[1] - begin
-    produced = model.generate(
-        batch.tokens[:, :begin], batch.position_ids, max_new_tokens=new, eos=task.eos
-    )
-    pairs = zip(produced, batch.tokens[:, begin:], strict=True)
-    right = [task.decode(p) == task.decode(t) for p, t in pairs]
-    return torch.tensor(right, device=batch.tokens.device)
+    begins = batch.loss_mask.int().argmax(1)
+    right = torch.zeros_like(begins, dtype=torch.bool)
+    for begin in sorted(set(begins.tolist())):
+        rows = begins == begin
+        tokens, ids = batch.tokens[rows], batch.position_ids[rows]
+        new = tokens.shape[1] - begin
+        produced = model.generate(tokens[:, :begin], ids, max_new_tokens=new, eos=task.eos)
+        pairs = zip(produced, tokens[:, begin:], strict=True)
+        same = [task.decode(p) == task.decode(t) for p, t in pairs]
+        right[rows] = torch.tensor(same, device=right.device)
+    return right

@@ -42,7 +42,8 @@ def answer_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits, the tokens they are about, and where these count.
 
     A causal model is asked for each next token, given the true ones before it. A bidirectional
-    model sees the whole sequence with blanks (token 0) in place of the answer and fills them in.
+    model sees the whole sequence with blanks (token 0) in place of the answer and fills them in;
+    it is told where padding follows (keyword `mask`) if any does.
 
     Args:
         model: As in `answer_loss`.
@@ -67,4 +68,7 @@ def answer_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         logits = model(batch.tokens[:, :-1], batch.position_ids[:, :-1])
         return logits, batch.tokens[:, 1:], batch.loss_mask[:, 1:]
     blanked = torch.where(batch.loss_mask, PAD, batch.tokens)
-    return model(blanked, batch.position_ids), batch.tokens, batch.loss_mask
+    # what follows the last token is padding; a blank before it is not
+    real = (batch.tokens != PAD).flip(1).cummax(1).values.flip(1)
+    mask = {} if bool(real.all()) else {"mask": real}
+    return model(blanked, batch.position_ids, **mask), batch.tokens, batch.loss_mask
