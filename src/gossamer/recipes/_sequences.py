@@ -7,35 +7,59 @@ from typing import Any
 
 from gossamer.train.logging import Logger
 
-__all__ = ["measure_grid", "train_decoder"]
+__all__ = ["gated_decoder", "measure_grid", "train_model"]
 
 
-def train_decoder(
+def gated_decoder(
+    task: Any, positions: dict[str, Any], *, dim: int, hidden_dim: int, layers: int
+) -> Any:
+    """Return the untrained network of the arithmetic recipes: gated layers, normed on both sides.
+
+    Args:
+        task: Names the vocabulary.
+        positions: Entry of `Decoder`.
+        dim: Model width.
+        hidden_dim: Width of the gated feed-forward block.
+        layers: Blocks of 4 heads.
+    """
+    from gossamer.models import Decoder
+
+    return Decoder(
+        task.vocab_size,
+        dim,
+        layers,
+        4,
+        positions=positions,
+        feed_forward={"name": "gated", "hidden_dim": hidden_dim},
+        norm="pre_post",
+    )
+
+
+def train_model(
+    model: Any,
     task: Any,
-    model: Mapping[str, Any],
     train: Mapping[str, Any],
     *,
     batch_size: int,
     seed: int,
     log: Logger,
-) -> Any:
-    """Train a `Decoder` on a task, from a checkpoint if the folder of `log` holds one.
+) -> None:
+    """Train a model on a task, from a checkpoint if the folder of `log` holds one.
 
     Args:
+        model: A decoder or an encoder; left in evaluation mode.
         task: A `Task`.
-        model: Keywords of `Decoder`, without the vocabulary.
-        train: Keywords of `TrainConfig`.
+        train: Keywords of `TrainConfig`; the device is the CPU where none is named.
         batch_size: Samples for each step.
         seed: Of the stream of batches.
         log: From the runner.
     """
-    from gossamer.models import Decoder
     from gossamer.train import TrainConfig, Trainer, answer_loss
 
-    decoder = Decoder(task.vocab_size, **model)
-    trainer = Trainer(decoder, answer_loss, TrainConfig(**train), logger=log, quiet=True)
+    settings = TrainConfig(**{"device": "cpu", **train})
+    trainer = Trainer(model, answer_loss, settings, logger=log, quiet=True)
     trainer.fit(task.stream(batch_size, seed=seed), resume=True)
-    return decoder.eval()
+    model.eval()
 
 
 def measure_grid(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid
+from gossamer.recipes._sequences import measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -107,7 +107,6 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     """Train one model; where keys are tokens and texts whole, measure rank and time as well."""
     from gossamer.files import packaged_data
     from gossamer.tasks import MaskedTextTask
-    from gossamer.train import TrainConfig, Trainer, answer_loss
 
     mixed = arm in MIXED
     metric = "loss_mixed" if mixed else "loss"
@@ -116,15 +115,13 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     num_texts = 2 if mixed else 1
     task = MaskedTextTask(path, length=length, rate=config.mask_rate, num_texts=num_texts)
     model = encoder_of(arm, config, task.vocab_size, config.dim, config.layers, HEADS, length)
-    settings = TrainConfig(
-        steps=config.steps,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        warmup=0.07,
-        device="cpu",
-    )
-    trainer = Trainer(model, answer_loss, settings, logger=log, quiet=True)
-    trainer.fit(task.stream(config.batch_size, seed=seed), resume=True)
+    train = {
+        "steps": config.steps,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "warmup": 0.07,
+    }
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     windows = max(1, config.test_tokens // length)
     grid = {"length": [length]}
     measured = measure_grid(model, task, grid, num_samples=windows, seed=seed)[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid, train_decoder
+from gossamer.recipes._sequences import measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -66,29 +66,20 @@ def positions_of(arm: str, config: Config) -> dict[str, Any]:
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     """Train one model on windows of one length and measure it on longer ones."""
     from gossamer.files import packaged_data
+    from gossamer.models import Decoder
     from gossamer.tasks import TextTask
 
     path = config.text or packaged_data("tiny_shakespeare/input.txt")
     task = TextTask(path, length=config.length)
-    model = train_decoder(
-        task,
-        {
-            "dim": config.dim,
-            "num_layers": config.layers,
-            "num_heads": 4,
-            "positions": positions_of(arm, config),
-        },
-        {
-            "steps": config.steps,
-            "lr": config.lr,
-            "weight_decay": config.weight_decay,
-            "warmup": 0.07,
-            "device": "cpu",
-        },
-        batch_size=config.batch_size,
-        seed=seed,
-        log=log,
-    )
+    encoding = positions_of(arm, config)
+    model = Decoder(task.vocab_size, config.dim, config.layers, 4, positions=encoding)
+    train = {
+        "steps": config.steps,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "warmup": 0.07,
+    }
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     rows = [{"form": "plain", **row} for row in measure(model, task, config, seed)]
     scalars: dict[str, float] = {"parameters": model.num_parameters(), **scalars_of(rows)}
     if arm != "rope":

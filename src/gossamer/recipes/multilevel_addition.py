@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid, train_decoder
+from gossamer.recipes._sequences import gated_decoder, measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -62,21 +62,15 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     positions: dict[str, Any] = coupled if ours else {"name": arm}
     task = MultiAdditionTask(config.digits, config.operands)
     steps = config.steps if ours else config.baseline_steps
-    model = train_decoder(
+    model = gated_decoder(
         task,
-        {
-            "dim": config.dim,
-            "num_layers": 1 if ours else config.baseline_layers,
-            "num_heads": 4,
-            "positions": positions,
-            "feed_forward": {"name": "gated", "hidden_dim": config.hidden_dim},
-            "norm": "pre_post",
-        },
-        {"steps": steps, "lr": config.lr if ours else config.baseline_lr, "device": "cpu"},
-        batch_size=config.batch_size,
-        seed=seed,
-        log=log,
+        positions,
+        dim=config.dim,
+        hidden_dim=config.hidden_dim,
+        layers=1 if ours else config.baseline_layers,
     )
+    train = {"steps": steps, "lr": config.lr if ours else config.baseline_lr}
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     rows = measure_grid(
         model,
         task,
@@ -115,7 +109,7 @@ RECIPE = Recipe(
         "every running sum. Every token has two coupled ids, one for the significance of a digit, "
         "one for the number of the operand. Is it still right when there are more numbers, longer "
         "numbers, or both, and what does RoPE do with the same scratchpad? A hole is to be "
-        "expected at 7 to 10 numbers: only there can a sum begin with a digit above 4, which "
+        "expected at 6 to 10 numbers: only there can a sum begin with a digit above 4, which "
         "training on at most 5 numbers never shows; the map has it."
     ),
     claims=(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid, train_decoder
+from gossamer.recipes._sequences import gated_decoder, measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -57,21 +57,15 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     coupled = {"name": "coupled_relative", "levels": 3, "window": 2, "base_length": 64}
     positions: dict[str, Any] = coupled if ours else {"name": arm}
     task = MultiplicationTask(config.digits)
-    model = train_decoder(
+    model = gated_decoder(
         task,
-        {
-            "dim": config.dim,
-            "num_layers": config.layers if ours else config.baseline_layers,
-            "num_heads": 4,
-            "positions": positions,
-            "feed_forward": {"name": "gated", "hidden_dim": config.hidden_dim},
-            "norm": "pre_post",
-        },
-        {"steps": config.steps, "lr": config.lr if ours else config.baseline_lr, "device": "cpu"},
-        batch_size=config.batch_size,
-        seed=seed,
-        log=log,
+        positions,
+        dim=config.dim,
+        hidden_dim=config.hidden_dim,
+        layers=config.layers if ours else config.baseline_layers,
     )
+    train = {"steps": config.steps, "lr": config.lr if ours else config.baseline_lr}
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     rows = []
     for n in config.test_digits:
         rows += measure_grid(

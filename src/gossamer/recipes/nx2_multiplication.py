@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid, train_decoder
+from gossamer.recipes._sequences import gated_decoder, measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -52,21 +52,15 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
 
     positions: dict[str, Any] = {"name": arm}
     task = FixedMultiplicationTask(config.digits, second=2)
-    model = train_decoder(
+    model = gated_decoder(
         task,
-        {
-            "dim": config.dim,
-            "num_layers": config.layers,
-            "num_heads": 4,
-            "positions": positions,
-            "feed_forward": {"name": "gated", "hidden_dim": config.hidden_dim},
-            "norm": "pre_post",
-        },
-        {"steps": config.steps, "lr": config.lr, "device": "cpu"},
-        batch_size=config.batch_size,
-        seed=seed,
-        log=log,
+        positions,
+        dim=config.dim,
+        hidden_dim=config.hidden_dim,
+        layers=config.layers,
     )
+    train = {"steps": config.steps, "lr": config.lr}
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     grid = {"digits": config.test_digits}
     rows = measure_grid(model, task, grid, num_samples=config.num_samples, seed=seed)
     scalars: dict[str, float] = {"parameters": model.num_parameters(), "steps": config.steps}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid, train_decoder
+from gossamer.recipes._sequences import gated_decoder, measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -83,21 +83,18 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
 
     ours = arm == OURS
     task = AdditionTask(config.digits, carry_chains=config.carry_chains)
-    model = train_decoder(
+    model = gated_decoder(
         task,
-        {
-            "dim": config.dim,
-            "num_layers": 1 if ours else config.baseline_layers,
-            "num_heads": 4,
-            "positions": positions_of(arm, config),
-            "feed_forward": {"name": "gated", "hidden_dim": config.hidden_dim},
-            "norm": "pre_post",
-        },
-        {
-            "steps": steps_of(arm, config),
-            "lr": config.lr if ours else config.baseline_lr,
-            "device": "cpu",
-        },
+        positions_of(arm, config),
+        dim=config.dim,
+        hidden_dim=config.hidden_dim,
+        layers=1 if ours else config.baseline_layers,
+    )
+    train = {"steps": steps_of(arm, config), "lr": config.lr if ours else config.baseline_lr}
+    train_model(
+        model,
+        task,
+        train,
         batch_size=config.batch_size if ours else config.baseline_batch_size,
         seed=seed,
         log=log,

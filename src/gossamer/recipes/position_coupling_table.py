@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid, train_decoder
+from gossamer.recipes._sequences import measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -52,6 +52,7 @@ class Config:
 
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     """Train one model and measure it at 1 to 3 times the trained length."""
+    from gossamer.models import Decoder
     from gossamer.tasks import AdditionTask
 
     longest = config.digits[1]
@@ -64,22 +65,18 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     task = AdditionTask(
         config.digits, max_position=config.max_position, carry_chains=config.carry_chains
     )
-    model = train_decoder(
-        task,
-        {
-            "dim": config.dim,
-            "num_layers": config.num_layers,
-            "num_heads": config.num_heads,
-            "positions": coupled if arm == "coupled" else learned,
-            "feed_forward": {"name": "gated", "hidden_dim": config.hidden_dim},
-            "attention": {"head_dim": config.head_dim, "scale": config.scale},
-            "norm": "pre_post",
-        },
-        {"steps": steps, "lr": config.lr, "device": "auto"},
-        batch_size=config.batch_size,
-        seed=seed,
-        log=log,
+    model = Decoder(
+        task.vocab_size,
+        config.dim,
+        config.num_layers,
+        config.num_heads,
+        positions=coupled if arm == "coupled" else learned,
+        feed_forward={"name": "gated", "hidden_dim": config.hidden_dim},
+        attention={"head_dim": config.head_dim, "scale": config.scale},
+        norm="pre_post",
     )
+    train = {"steps": steps, "lr": config.lr, "device": "auto"}
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     grid = {"digits": tuple(lengths)}
     rows = measure_grid(model, task, grid, num_samples=config.num_samples, seed=seed)
     scalars = {f"exact_match_{lengths[row['digits']]}": row["exact_match"] for row in rows}

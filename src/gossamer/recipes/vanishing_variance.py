@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
-from gossamer.recipes._sequences import measure_grid
+from gossamer.recipes._sequences import measure_grid, train_model
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -93,15 +93,11 @@ def model_of(arm: str, task: Any, config: Config) -> Any:
 
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     """Train one model, measure its answers, and its attention outputs before and after training."""
-    from gossamer.train import TrainConfig, Trainer, answer_loss
-
     task = task_of(arm, config)
     model = model_of(arm, task, config)
     start = measure_spread(model, task, config, seed)
-    settings = TrainConfig(steps=config.steps, lr=config.lr, device="cpu")
-    trainer = Trainer(model, answer_loss, settings, logger=log, quiet=True)
-    trainer.fit(task.stream(config.batch_size, seed=seed), resume=True)
-    model.eval()
+    train = {"steps": config.steps, "lr": config.lr}
+    train_model(model, task, train, batch_size=config.batch_size, seed=seed, log=log)
     trained = measure_spread(model, task, config, seed)
     grid = {"num_items": config.test_items}
     answers = measure_grid(model, task, grid, num_samples=config.num_samples, seed=seed)
