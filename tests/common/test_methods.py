@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 import gossamer
+from gossamer.layers import SparkFeedForward
 from gossamer.recipes import build_config, find_recipe, list_recipes
 from gossamer.registry import MethodInfo, get_method, list_methods
 
@@ -42,6 +43,8 @@ BUILD = {
     "models.Encoder": {"vocab_size": 14, "num_layers": 1, "max_length": 4, "num_segments": 2},
     "attention.LinformerAttention": {"length": 4, "projection_dim": 2},
     "attention.ShawAttention": {"max_distance": 2},
+    "attention.StatisticalTopK": {"k": 2},
+    "layers.PackedSparkFeedForward": {"module": SparkFeedForward(8, 8, k=2)},
 }
 SIZES = {"dim": 8, "num_heads": 2, "head_dim": 4, "hidden_dim": 8}
 

@@ -265,3 +265,6 @@ def test_keys_must_fit_the_projection() -> None:
         bias(positions, PLAIN)
     with pytest.raises(DataError, match=r"key_length = 4.*got 6"):
         bias(positions, PLAIN, PLAIN[:, 2:])
+    few = torch.tensor([[3, 9, 4, 1]])
+    with pytest.raises(DataError, match=r"key_length = 4.*got 9"):
+        positions.bias(few, few, q_index=few - 1)

@@ -211,6 +211,8 @@ def test_bad_options(options: dict) -> None:
 
 def test_decreasing_ids_need_the_coupled_form() -> None:
     ids = torch.tensor([[3, 2, 1]])
+    with pytest.raises(DataError, match="got decreasing ids"):
+        bias(FirePositions(1), torch.tensor([[1, 2, 0, 1, 2, 3, 0]]))
     with pytest.raises(DataError, match="coupled=True"):
         bias(FirePositions(1), ids)
     assert bias(FirePositions(1, coupled=True), ids).shape == (1, 1, 3, 3)

@@ -73,8 +73,19 @@ def test_random_start_reaches_every_row_and_keeps_zero() -> None:
     assert learned.table.weight.grad[0, 0] == 400
     learned.eval()
     assert torch.equal(learned.embed(ids[:1])[0, 1:], learned.table(torch.tensor([4, 5, 6])))
-    with pytest.raises(DataError, match="max_position = 12"):
+    message = r"must be <= 9 in evaluation, where a table of 12 .* read from 3 on; got 11"
+    with pytest.raises(DataError, match=message):
         learned.embed(torch.arange(1, 12)[None])
+    with pytest.raises(DataError, match="max_position = 12"):
+        learned.train().embed(torch.arange(1, 14)[None])
+
+
+def test_random_start_of_a_short_sample_does_not_depend_on_its_batch() -> None:
+    torch.manual_seed(0)
+    learned = LearnedPositions(4, 12, random_start=True).train()
+    ids = torch.tensor([[1, 2, 0, 0], [9, 10, 11, 12]]).repeat(300, 1)
+    learned.embed(ids)[0::2].sum().backward()
+    assert (learned.table.weight.grad.abs().sum(1) > 0).all()
 
 
 # --- levels ---

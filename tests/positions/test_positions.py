@@ -95,7 +95,7 @@ def test_cached_decoding_equals_full_pass(name: str) -> None:
         model(tokens[:, t : t + 1], ids[:, t : t + 1], cache=cache)
         for t in range(7, tokens.shape[1])
     ]
-    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", TASK_ENTRIES)
@@ -113,7 +113,7 @@ def test_cached_decoding_equals_full_pass_with_the_ids_of_a_task(name: str) -> N
         model(tokens[:, t : t + 1], ids[:, t : t + 1], cache=cache)
         for t in range(9, tokens.shape[1])
     ]
-    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=0)
     assert (model(tokens, ids.flip(0)) - full).abs().max() > 1e-3
 
 
@@ -126,7 +126,7 @@ def test_left_padding_changes_nothing(name: str) -> None:
     pad = torch.zeros(3, 4, dtype=torch.long)
     mask = torch.arange(24).expand(3, 24) >= 4
     padded = model(torch.cat((pad, tokens), 1), torch.cat((pad, ids), 1), mask=mask)
-    torch.testing.assert_close(padded[:, 4:], model(tokens, ids), atol=1e-4, rtol=0)
+    torch.testing.assert_close(padded[:, 4:], model(tokens, ids), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -138,7 +138,7 @@ def test_samples_with_different_padding_are_as_if_alone(name: str) -> None:
     together = model(tokens, ids * mask, mask=mask)
     for row, pad in enumerate((0, 3, 7)):
         alone = model(tokens[row : row + 1, pad:], ids[row : row + 1, pad:])
-        torch.testing.assert_close(together[row : row + 1, pad:], alone, atol=1e-4, rtol=0)
+        torch.testing.assert_close(together[row : row + 1, pad:], alone, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

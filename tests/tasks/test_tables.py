@@ -247,6 +247,8 @@ def test_grids_have_exactly_the_asked_shapes(generator: torch.Generator) -> None
     board = MinesweeperTask((5, 9)).grid(height=[3], width=[4, 6])
     assert [c.task.sample(1, generator=generator).tokens.shape[1] for c in board] == [27, 39]
     assert [c.coordinates["width"] for c in MinesweeperTask((5, 8)).grid()] == [8, 12, 16]
+    uneven = MinesweeperTask(((5, 9), (4, 12))).grid()
+    assert [c.coordinates["width"] for c in uneven] == [12, 18, 24]
 
 
 def test_default_grids_stay_inside_the_table() -> None:
@@ -336,7 +338,9 @@ def test_bad_options() -> None:
             "level 2, .*3 operands of 5 digits",
         ),
         (lambda: MultiAdditionTask(max_position=[1, 2, 3]), "one for each of 2 levels"),
-        (lambda: MultiplicationTask(max_position=6), "the largest that fit: factors of"),
+        (lambda: MultiplicationTask(max_position=6), "level 1, .*fit: factors of 2 and 3 digits"),
+        (lambda: MultiplicationTask(max_position=[4, 9, 11]), "level 1, .*of 2 and 5 digits"),
+        (lambda: MultiplicationTask(max_position=[9, 2, 11]), "level 2, .*of 5 and 2 digits"),
         (lambda: FixedMultiplicationTask(second=0), "second"),
         (lambda: FixedMultiplicationTask((1, 9), max_position=8), "factors of 5 and 2 digits"),
         (lambda: MinesweeperTask(mine_rate=(0.5, 0.1)), "mine_rate"),

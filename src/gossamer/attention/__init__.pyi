@@ -9,3 +9,8 @@ from .head_size import AttentionRankReport as AttentionRankReport
 from .head_size import attention_rank as attention_rank
 from .linformer import LinformerAttention as LinformerAttention
 from .shaw import ShawAttention as ShawAttention
+from .spark import SparkAttention as SparkAttention
+from .top_k import StatisticalTopK as StatisticalTopK
+from .top_k import check_top_k as check_top_k
+from .top_k import expected_count as expected_count
+from .top_k import statistical_top_k as statistical_top_k

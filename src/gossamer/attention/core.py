@@ -293,13 +293,19 @@ class MultiHeadAttention(nn.Module):
         k = self._split(self.to_k(x), self.num_kv_heads)
         v = self._split(self.to_v(x), self.num_kv_heads)
         if positions is not None and ids is not None and index is not None:
-            q, k = positions.rotate(q, k, ids, ids, q_index=index)
+            q, k = self.rotate(positions, q, k, ids, index)
         if cache is not None:
             k, v = cache.append(k, v)
         out = self.mix(q, k, v, mask, bias=bias, causal=causal, index=index)
         out = self.out_norm(out)
         joined: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
         return joined
+
+    def rotate(
+        self, positions: Positions, q: Tensor, k: Tensor, ids: Tensor, index: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as the encoding changes them, `(B, H, T, D)`."""
+        return positions.rotate(q, k, ids, ids, q_index=index)
 
     def mix(
         self,

@@ -2,3 +2,8 @@ from .feed_forward import ACTIVATIONS as ACTIVATIONS
 from .feed_forward import FeedForward as FeedForward
 from .feed_forward import GatedFeedForward as GatedFeedForward
 from .residual import Residual as Residual
+from .spark import SparkFeedForward as SparkFeedForward
+from .spark_decode import PackedSparkFeedForward as PackedSparkFeedForward
+from .sparsity import LayerSparsity as LayerSparsity
+from .sparsity import SparsityReport as SparsityReport
+from .sparsity import sparsity_report as sparsity_report

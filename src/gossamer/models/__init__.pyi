@@ -7,4 +7,6 @@ from .generation import CausalModel as CausalModel
 from .generation import generate as generate
 from .hf import add_positions as add_positions
 from .hf import load_with_positions as load_with_positions
+from .hf_layers import replace_attention as replace_attention
+from .hf_layers import replace_feed_forward as replace_feed_forward
 from .saving import PretrainedModel as PretrainedModel

@@ -13,10 +13,11 @@ from gossamer.attention import (
     MultiHeadAttention,
     PositionBias,
     ShawAttention,
+    SparkAttention,
 )
 from gossamer.checks import check_choice, check_given, check_keys, check_table
 from gossamer.errors import ConfigError
-from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, Residual
+from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, Residual, SparkFeedForward
 from gossamer.positions import Positions
 
 __all__ = ["TransformerBlock", "build_attention", "build_feed_forward", "named_options"]
@@ -27,7 +28,9 @@ _ATTENTION: dict[str, type[MultiHeadAttention]] = {
     "multi_head": MultiHeadAttention,
     "linformer": LinformerAttention,
     "shaw": ShawAttention,
+    "spark": SparkAttention,
 }
+_FEED_FORWARD: dict[str, type[nn.Module]] = {"gated": GatedFeedForward, "spark": SparkFeedForward}
 
 
 def named_options(value: Options, what: str) -> tuple[str, dict[str, Any]]:
@@ -50,9 +53,9 @@ def build_feed_forward(value: Options, dim: int) -> nn.Module:
     """Build a feed-forward block from a name or a dict of plain values.
 
     Args:
-        value: An activation (`"gelu"`: a plain block with it), `"gated"`, or a dict such as
-            `{"name": "gated", "activation": "gelu", "hidden_dim": 256}`; `hidden_dim` defaults to
-            4 times `dim`.
+        value: An activation (`"gelu"`: a plain block with it), `"gated"`, `"spark"`, or a dict such
+            as `{"name": "gated", "activation": "gelu", "hidden_dim": 256}` with options of the
+            class; `hidden_dim` defaults to 4 times `dim`.
         dim: Model width.
 
     Example:
@@ -64,24 +67,21 @@ def build_feed_forward(value: Options, dim: int) -> nn.Module:
         )
     """
     name, options = named_options(value, "feed_forward")
-    check_choice(name, (*ACTIVATIONS, "gated"), "feed_forward")
-    check_keys(
-        options,
-        ("hidden_dim", "bias", *(["activation"] if name == "gated" else [])),
-        "feed_forward",
-    )
-    hidden_dim = options.pop("hidden_dim", 4 * dim)
-    if name == "gated":
-        return GatedFeedForward(dim, hidden_dim, **options)
-    return FeedForward(dim, hidden_dim, activation=name, **options)
+    check_choice(name, (*ACTIVATIONS, *_FEED_FORWARD), "feed_forward")
+    kind = _FEED_FORWARD.get(name)
+    if kind is None:
+        check_keys(options, ("hidden_dim", "bias"), "feed_forward")
+        return FeedForward(dim, options.pop("hidden_dim", 4 * dim), activation=name, **options)
+    check_keys(options, list(inspect.signature(kind).parameters)[1:], "feed_forward")
+    return kind(dim, options.pop("hidden_dim", 4 * dim), **options)
 
 
 def build_attention(value: Options | None, dim: int, num_heads: int) -> MultiHeadAttention:
     """Build an attention layer from a name or a dict of plain values.
 
     Args:
-        value: `None`, a name (`"multi_head"`, `"linformer"`, `"shaw"`), or a dict of the class's
-            options such as `{"num_kv_heads": 2}` or `{"name": "shaw", "max_distance": 16}`;
+        value: `None`, a name (`"multi_head"`, `"linformer"`, `"shaw"`, `"spark"`), or a dict of the
+            class's options such as `{"num_kv_heads": 2}` or `{"name": "shaw", "max_distance": 16}`;
             without a name it is `"multi_head"`.
         dim: Model width.
         num_heads: Attention heads.

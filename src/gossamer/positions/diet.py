@@ -41,7 +41,7 @@ class _DietPositions(Positions):
     def bias(self, q_ids: Tensor, k_ids: Tensor, *, q_index: Tensor) -> Tensor:
         """Return the term of positions plus the term of segments."""
         self._check(q_ids, self._query_limit)
-        if k_ids is not q_ids:
+        if k_ids is not q_ids or self._key_limit != self._query_limit:
             self._check(k_ids, self._key_limit)
         if self.segments is None:
             return self._position_bias(q_ids, k_ids)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.checks import check_range
-from gossamer.errors import ConfigError
+from gossamer.errors import ConfigError, DataError
 from gossamer.positions.base import Positions, check_ids
 
 __all__ = ["CoupledPositions", "LearnedPositions"]
@@ -32,7 +32,8 @@ class LearnedPositions(Positions):
         - output of `embed`: `(B, T, dim)`.
 
     Raises:
-        DataError: If an id, shifted or not, exceeds the table.
+        DataError: If an id exceeds the table, or three quarters of it in evaluation with a random
+            start.
 
     Example:
         >>> LearnedPositions(8, 16).embed(torch.tensor([[1, 2, 3]])).shape
@@ -60,15 +61,28 @@ class LearnedPositions(Positions):
         check_ids(ids, 1, max_position=(self.max_position,))
         if self.random_start:
             ids = torch.where(ids > 0, ids + self._offset(ids), 0)
-            check_ids(ids, 1, max_position=(self.max_position,))
         out: Tensor = self.table(ids)
         return out
 
     def _offset(self, ids: Tensor) -> Tensor:
         if not self.training:
-            return torch.full((1, 1), self.max_position // 4, device=ids.device)
-        room = self.max_position - int(ids.max()) + 1
-        return torch.randint(room, (ids.shape[0], 1), device=ids.device)
+            # the same for all calls of a sample, so that decoding with a cache fits the full pass
+            offset = self.max_position // 4
+            self._check_room(ids, offset)
+            return torch.full((1, 1), offset, device=ids.device)
+        room = self.max_position - ids.amax(1, keepdim=True) + 1
+        drawn = torch.rand(room.shape, device=ids.device, dtype=torch.float64) * room
+        return drawn.long()
+
+    def _check_room(self, ids: Tensor, offset: int) -> None:
+        if torch.compiler.is_compiling() or ids.numel() == 0:
+            return
+        if int(ids.max()) > self.max_position - offset:
+            raise DataError(
+                f"position_ids must be <= {self.max_position - offset} in evaluation, where a "
+                f"table of {self.max_position} with a random start is read from {offset} on; got "
+                f"{int(ids.max())}. Use shorter inputs or a larger max_position."
+            )
 
     def extra_repr(self) -> str:
         """Show the options."""

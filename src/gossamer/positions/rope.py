@@ -19,7 +19,8 @@ class RopePositions(Positions):
 
     The logit then depends on the difference of two positions only. Coordinate `k` is paired with
     `k + D/2`, as Llama- and NeoX-type models do. Angles are float32 in a half-precision model too:
-    bfloat16 cannot tell 256 from 257. Position = id - 1; id 0 ("no position") is not rotated.
+    bfloat16 cannot tell 256 from 257. Position = id - 1; id 0 ("no position") is not rotated. A
+    part of a head, of even width, is rotated like a head of that width.
 
     Args:
         head_dim: Width D of a head. Range: even, >= 2.
@@ -60,14 +61,15 @@ class RopePositions(Positions):
     ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys by their own ids."""
         check_ids(q_ids, 1)
-        q_angles = self._angles(q_ids)
-        k_angles = q_angles if k_ids is q_ids else self._angles(k_ids)
+        width = q.shape[-1]
+        q_angles = self._angles(q_ids, width)
+        k_angles = q_angles if k_ids is q_ids else self._angles(k_ids, width)
         return self._turn(q, *q_angles), self._turn(k, *k_angles)
 
-    def _angles(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles(self, ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
         positions = (ids - 1).clamp(min=0).to(torch.float32) * self.scale
         # computed here and not kept: a buffer would lose its precision in model.bfloat16()
-        exponents = torch.arange(0, self.head_dim, 2, device=ids.device).float() / self.head_dim
+        exponents = torch.arange(0, width, 2, device=ids.device).float() / width
         angles = positions[:, None, :, None] * self.theta**-exponents  # (B, 1, T, D/2)
         return angles.cos(), angles.sin()
 

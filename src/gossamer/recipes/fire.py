@@ -1,4 +1,4 @@
-"""A character model trained on windows of 64: as good as RoPE there, far better on longer ones.
+"""A character model trained on windows of 64: as good as RoPE there, better on longer ones.
 
 Settings were measured on two CPU cores; the bars were fixed before the runs on record. Every arm is
 the same network with another position encoding and gets the same steps on the same text.
@@ -126,7 +126,7 @@ def _claim(times: int, bar: float, baselines: tuple[str, ...], words: str) -> Cl
 RECIPE = Recipe(
     name="fire",
     method="fire",
-    title="FIRE: as good as RoPE in length, far better beyond it",
+    title="FIRE: as good as RoPE in length, better beyond it",
     what=(
         "A small character model is trained on windows of 64 characters and then read on windows "
         "up to 16 times as long. Nothing differs between the arms but the position encoding. Does "

@@ -117,7 +117,7 @@ RECIPE = Recipe(
         _claim("15x5", 0.95, "5 numbers of 15 digits"),
         Claim(
             text="A 3-layer RoPE network with the same scratchpad and budget is lost at 10 numbers "
-            "of 10 digits",
+            "of 10 digits (whether it fitted the trained sizes stands in the table)",
             metric="exact_match_10x10",
             unit="exact match",
             ours="rope",

@@ -105,7 +105,8 @@ RECIPE = Recipe(
             bar=0.90,
         ),
         Claim(
-            text="A RoPE network with the same scratchpad is lost at 10 x 10 digits",
+            text="A RoPE network with the same scratchpad is lost at 10 x 10 digits (whether it "
+            "fitted the trained sizes stands in the table)",
             metric="exact_match_10",
             unit="exact match",
             ours="rope",

@@ -91,7 +91,8 @@ RECIPE = Recipe(
             bar=0.90,
         ),
         Claim(
-            text="RoPE on plain positions is lost at 10 digits",
+            text="RoPE on plain positions is lost at 10 digits (whether it fitted the trained "
+            "lengths stands in the table)",
             metric="exact_match_10",
             unit="exact match",
             ours="rope",

@@ -88,7 +88,7 @@ class MinesweeperTask(StructuredTask):
             width: Columns; each is combined with each height. Default: as many as rows.
         """
         if height is None and width is None:
-            sides = sorted({int(max(self.size)[1] * k) for k in (1, 1.5, 2)})
+            sides = sorted({int(max(side[1] for side in self.size) * k) for k in (1, 1.5, 2)})
             shapes = [(n, n) for n in sides if self._fits((n, n))]
         elif width is None or height is None:
             shapes = [(n, n) for n in (height or width or ())]

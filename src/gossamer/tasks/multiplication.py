@@ -138,7 +138,12 @@ class MultiplicationTask(StructuredTask):
     def _smaller(self, shape: Shape) -> Shape | None:
         n, m = shape
         limits = self.max_position or (n, m, n)
-        n, m = (n, m - 1) if m > limits[1] or m > n else (n - 1, m)
+        first, second, _ = self._largest_ids(shape)
+        # the level that fails says which factor is too long; the third, about both, the longer
+        if second > limits[1] or (first <= limits[0] and m > n):
+            m -= 1
+        else:
+            n -= 1
         return (n, m) if n >= 1 and m >= 1 else None
 
     def _draw(

@@ -1,0 +1,175 @@
+"""Spark feed-forward for decoding: only the rows of active units are read."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gossamer.attention import StatisticalTopK
+from gossamer.checks import check_choice, check_shape
+from gossamer.errors import ConfigError, DtypeError, UnsupportedError
+from gossamer.layers import _spark_kernels as kernels
+from gossamer.layers.feed_forward import ACTIVATIONS
+from gossamer.layers.spark import SparkFeedForward
+
+__all__ = ["PackedSparkFeedForward"]
+
+ENGINES = ("auto", "torch", "numba", "cpp")
+# With more tokens the union of their active units is most of the layer, and one product of
+# matrices is faster than a gather for each token.
+MAX_TOKENS = 8
+
+
+class PackedSparkFeedForward(nn.Module):
+    """The decoding form of `SparkFeedForward`: gathers the rows of the active units.
+
+    Weights are copied with one contiguous row for each hidden unit; the output projection is
+    therefore transposed. Up to 8 tokens go one by one through the gather; more, as in a prompt, go
+    through dense products with the same result.
+
+    Args:
+        module: The layer to pack; later changes of its weights make this copy out of date.
+        engine: What gathers: `"torch"` (`index_select`, any device and dtype), `"numba"` (float32
+            on the CPU), `"cpp"` (float32 and bfloat16 on the CPU; built at the first call, needs a
+            C++ compiler and ninja), or `"auto"`: on a CPU numba for float32, cpp for bfloat16 where
+            it can be built, else torch. Default `"auto"`.
+
+    Shape:
+        - input and output: `(..., dim)`.
+
+    Raises:
+        ShapeError: If x has another width.
+        DtypeError: If x has another dtype than the weights.
+        ConfigError: If the engine is unknown, or the weights of `module` changed since packing.
+        UnsupportedError: If called in training mode or with a gradient asked for, or if the engine
+            cannot run here.
+
+    Example:
+        >>> packed = SparkFeedForward(8, 48, k=4).pack(engine="torch")
+        >>> with torch.no_grad():
+        ...     packed(torch.ones(1, 8)).shape
+        torch.Size([1, 8])
+
+    Source: You et al., *Spark Transformer*, NeurIPS 2025, section 2.
+    Deviations: none
+    """
+
+    predictor: Tensor
+    up: Tensor
+    down: Tensor
+
+    def __init__(self, module: SparkFeedForward, *, engine: str = "auto") -> None:
+        super().__init__()
+        check_choice(engine, ENGINES, "engine")
+        self.engine = engine
+        self.activation = module.activation
+        self.predictor_dim = module.predictor_dim
+        self.top_k: StatisticalTopK = _copy_of(module.top_k)
+        for name, weight in (
+            ("predictor", module.predictor.weight),
+            ("up", module.up.weight),
+            ("down", module.down.weight.T),
+        ):
+            self.register_buffer(name, weight.detach().clone(memory_format=torch.contiguous_format))
+        self._source = [(weakref.ref(p), p._version) for p in module.parameters()]
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block to the last axis."""
+        self._check(x)
+        tokens = x.reshape(-1, x.shape[-1])
+        if len(tokens) > MAX_TOKENS:
+            return self._dense(tokens).view(x.shape)
+        gather, matvec = self._route()
+        out = torch.empty_like(tokens)
+        for row, token in zip(out, tokens, strict=True):
+            scores = matvec(self.predictor, token[: self.predictor_dim].contiguous())
+            active = self.top_k(scores)
+            units = active.nonzero().squeeze(1)
+            weights = ACTIVATIONS[self.activation](active[units])
+            rest = token[self.predictor_dim :].contiguous()
+            row.copy_(gather(units, weights, self.up, rest, self.down))
+        return out.view(x.shape)
+
+    def _dense(self, tokens: Tensor) -> Tensor:
+        r = self.predictor_dim
+        active = self.top_k(tokens[:, :r] @ self.predictor.T)
+        hidden = ACTIVATIONS[self.activation](active) * (tokens[:, r:] @ self.up.T)
+        return hidden @ self.down
+
+    def _route(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        """Return the gather and the product with the predictor's rows."""
+        dtype, cpu = self.up.dtype, self.up.device.type == "cpu"
+        engine = self.engine
+        if engine == "auto":
+            engine = "torch"
+            if cpu and dtype == torch.float32:
+                engine = "numba"
+            elif cpu and dtype == torch.bfloat16 and kernels.can_compile():
+                engine = "cpp"
+        runs = {"torch": None, "numba": [torch.float32], "cpp": [torch.float32, torch.bfloat16]}
+        dtypes = runs[engine]
+        if dtypes is not None and not (cpu and dtype in dtypes):
+            raise UnsupportedError(
+                f"the engine {engine!r} runs on a CPU in {' and '.join(map(str, dtypes))}; got "
+                f"{dtype} on {self.up.device}. Use engine='torch'."
+            )
+        if engine == "numba":
+            return kernels.gather_numba, torch.mv
+        if engine == "cpp":
+            library = kernels.compiled()
+            return library.gather, library.matvec
+        return gather_torch, torch.mv
+
+    def _check(self, x: Tensor) -> None:
+        dim = self.predictor.shape[1] + self.up.shape[1]
+        check_shape(x, (*[None] * (x.dim() - 1), dim), "x")
+        if x.dtype != self.up.dtype:
+            raise DtypeError(
+                f"x must be {self.up.dtype} as the weights; got {x.dtype}. Convert one of them."
+            )
+        if self.training or (torch.is_grad_enabled() and x.requires_grad):
+            asked = "training mode" if self.training else "an input that requires a gradient"
+            raise UnsupportedError(
+                f"the packed layer decodes only; got {asked}. Use model.eval() and "
+                "torch.no_grad(), or train the SparkFeedForward that it was packed from."
+            )
+        for reference, version in self._source:
+            parameter = reference()
+            if parameter is not None and parameter._version != version:
+                raise ConfigError(
+                    "the packed weights must be those of the layer they were packed from; it was "
+                    "changed since. Call pack() again."
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the layer that this was packed from behind."""
+        return {**self.__dict__, "_source": []}
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return f"engine={self.engine}, active={self.top_k.k} of {len(self.up)}"
+
+
+def gather_torch(units: Tensor, weights: Tensor, up: Tensor, rest: Tensor, down: Tensor) -> Tensor:
+    """Return the weighted sum of the rows of `down`, on any device and in any dtype."""
+    hidden = weights * torch.mv(up.index_select(0, units), rest)
+    if down.dtype == torch.bfloat16 and len(units):
+        # reads each row once, where a product of a gathered bfloat16 matrix is slow
+        begin = torch.zeros(1, dtype=torch.long, device=units.device)
+        bag = F.embedding_bag(units, down, begin, mode="sum", per_sample_weights=hidden)
+        return bag.squeeze(0)
+    return torch.mv(down.index_select(0, units).T, hidden)
+
+
+def _copy_of(top_k: StatisticalTopK) -> StatisticalTopK:
+    copy = StatisticalTopK(
+        top_k.k, soft=top_k.soft, unbiased=top_k.unbiased, calibrate=top_k.calibrate
+    )
+    copy.load_state_dict(top_k.state_dict())
+    return copy

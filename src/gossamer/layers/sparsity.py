@@ -1,0 +1,190 @@
+"""How many hidden units are active, layer by layer, and how well the predictor picks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.errors import DataError, UnsupportedError
+from gossamer.layers.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
+from gossamer.layers.spark import SparkFeedForward
+
+__all__ = ["LayerSparsity", "SparsityReport", "sparsity_report"]
+
+
+@dataclass(frozen=True)
+class LayerSparsity:
+    """Figures of one feed-forward layer, means over all tokens.
+
+    Args:
+        active: Share of the hidden units that are not 0.
+        target: Share that was asked for; `None` where a layer has no target.
+        skew: Third standardised moment of the scores, 0 for normal ones.
+        kurtosis: Fourth standardised moment less 3, 0 for normal scores.
+        recall: Share of the k units with the largest hidden value that are kept, if all were
+            computed; `None` without a predictor.
+    """
+
+    active: float
+    target: float | None
+    skew: float
+    kurtosis: float
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class SparsityReport:
+    """Figures of every feed-forward layer by its name in the model.
+
+    Args:
+        layers: Name of the module -> its figures.
+    """
+
+    layers: dict[str, LayerSparsity]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row for each layer, for a table."""
+        names = [field.name for field in fields(LayerSparsity)]
+        return [
+            {"layer": name, **{key: getattr(layer, key) for key in names}}
+            for name, layer in self.layers.items()
+        ]
+
+    def __str__(self) -> str:
+        lines = ["layer                     active  target  skew  kurtosis  recall"]
+        for row in self.rows():
+            numbers = [row[key] for key in ("active", "target", "skew", "kurtosis", "recall")]
+            cells = "  ".join("-" if n is None else f"{n:.3f}" for n in numbers)
+            lines.append(f"{row['layer']:<24}  {cells}")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def sparsity_report(model: nn.Module, batches: Iterable[Any]) -> SparsityReport:
+    """Measure active share, shape of the scores and the predictor's recall on a user's data.
+
+    The threshold supposes normal scores; skew and kurtosis say how far they are from that, which is
+    why the active share drifts from its target.
+
+    Args:
+        model: Any module that holds `SparkFeedForward`, `FeedForward` or `GatedFeedForward`; its
+            mode is kept. Use `model.eval()` where dropout matters.
+        batches: Inputs; a tuple or list is passed as several arguments, a dict as keywords.
+
+    Raises:
+        UnsupportedError: If the model holds no such layer.
+        DataError: If there is no batch.
+
+    Example:
+        >>> layer = SparkFeedForward(16, 400, k=0.1)
+        >>> report = sparsity_report(layer, [torch.randn(64, 16)])
+        >>> 0.05 < report.layers[""].active < 0.15
+        True
+
+    Source: figures as in You et al., *Spark Transformer*, NeurIPS 2025, section 4.
+    Deviations: recall is ours.
+    """
+    kinds = (SparkFeedForward, FeedForward, GatedFeedForward)
+    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    if not found:
+        raise UnsupportedError(
+            "the model must hold SparkFeedForward, FeedForward or GatedFeedForward layers; got "
+            f"{type(model).__name__} without any. Replace its blocks with replace_feed_forward."
+        )
+    sums: dict[str, list[Tensor]] = {name: [] for name in found}
+    calibrating = [m.top_k for m in found.values() if isinstance(m, SparkFeedForward)]
+    modes = [top_k.training for top_k in calibrating]
+    hooks = [m.register_forward_pre_hook(_measure(sums[name])) for name, m in found.items()]
+    try:
+        for top_k in calibrating:
+            top_k.eval()  # a measurement must not move a calibrated threshold
+        for batch in batches:
+            _call(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for top_k, mode in zip(calibrating, modes, strict=True):
+            top_k.train(mode)
+    if not any(sums.values()):
+        raise DataError("batches must hold at least one input; got none. Give some inputs.")
+    return SparsityReport(
+        {name: _summary(found[name], rows) for name, rows in sums.items() if rows}
+    )
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, dict):
+        model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        model(*batch)
+    else:
+        model(batch)
+
+
+def _measure(sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    """Return a hook that adds what it sees: tokens, active, cubes, fourth powers, hits."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        x = inputs[0].reshape(-1, inputs[0].shape[-1])
+        scores, hidden, whole = _hidden(module, x)
+        standard = (scores - scores.mean(-1, keepdim=True)).double()
+        standard /= standard.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
+        active = hidden != 0
+        hits = x.new_zeros(())
+        if whole is not None:
+            count = _count(module, whole.shape[-1])
+            best = whole.abs().topk(count, dim=-1).indices
+            hits = active.gather(-1, best).double().mean(-1).sum()
+        sums.append(
+            torch.stack(
+                [
+                    torch.tensor(float(len(x)), dtype=torch.float64),
+                    active.double().mean(-1).sum().cpu(),
+                    standard.pow(3).mean(-1).sum().cpu(),
+                    standard.pow(4).mean(-1).sum().cpu(),
+                    hits.double().cpu(),
+                ]
+            )
+        )
+
+    return hook
+
+
+def _hidden(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return scores, hidden values, and hidden values if no unit were dropped."""
+    if isinstance(module, SparkFeedForward):
+        act, r = ACTIVATIONS[module.activation], module.predictor_dim
+        scores, rest = module.predictor(x[:, :r]), module.up(x[:, r:])
+        return scores, act(module.top_k(scores)) * rest, act(scores) * rest
+    if isinstance(module, GatedFeedForward):
+        gate = module.gate(x)
+        return gate, ACTIVATIONS[module.activation](gate) * module.up(x), None
+    assert isinstance(module, FeedForward)  # the only other kind that is hooked
+    scores = module.up(x)
+    return scores, ACTIVATIONS[module.activation](scores), None
+
+
+def _count(module: nn.Module, size: int) -> int:
+    assert isinstance(module, SparkFeedForward)
+    k = module.top_k.k
+    return max(1, round(k * size)) if isinstance(k, float) else k
+
+
+def _summary(module: nn.Module, rows: list[Tensor]) -> LayerSparsity:
+    tokens, active, cubes, fourths, hits = torch.stack(rows).sum(0).tolist()
+    spark = isinstance(module, SparkFeedForward)
+    target = None
+    if isinstance(module, SparkFeedForward):
+        size = module.down.in_features
+        target = _count(module, size) / size
+    return LayerSparsity(
+        active=active / tokens,
+        target=target,
+        skew=cubes / tokens,
+        kurtosis=fourths / tokens - 3,
+        recall=hits / tokens if spark else None,
+    )
