@@ -1,5 +1,8 @@
 from .bias import PositionBias as PositionBias
 from .bias import position_bias as position_bias
+from .block import block_attention as block_attention
+from .block import block_scores as block_scores
+from .block_layout import BlockLayout as BlockLayout
 from .cache import KVCache as KVCache
 from .cache import LayerCache as LayerCache
 from .core import MultiHeadAttention as MultiHeadAttention
