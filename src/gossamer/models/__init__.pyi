@@ -1,3 +1,5 @@
+from ._hf_block import block_signals as block_signals
+from ._hf_block import register_block_attention as register_block_attention
 from .block import TransformerBlock as TransformerBlock
 from .block import build_attention as build_attention
 from .block import build_feed_forward as build_feed_forward
