@@ -24,4 +24,27 @@ METHODS = (
             "the calibrated threshold is ours",
         ),
     ),
+    MethodInfo(
+        name="block-attention",
+        theme="attention",
+        title="Block attention: documents of a prompt see the instruction and themselves",
+        paper=Paper(
+            "Gupta et al.",
+            "Scalable In-context Ranking with Generative Models",
+            2025,
+            "NeurIPS",
+            "2510.05396",
+        ),
+        symbols=("BlockLayout", "block_attention", "block_scores"),
+        recipes=("block-attention",),
+        status="checked",
+        deviations=(
+            "each block is padded to its own multiple of 16 tokens (official code: all blocks to "
+            "the longest)",
+            "every engine scales the signal logits (official code: one of its back-ends does not)",
+            "scores are the mean over signal tokens, as in the official code (paper: their sum)",
+            "one attention layer on random numbers is timed on one CPU core (authors: a whole "
+            "model on TPUs)",
+        ),
+    ),
 )
