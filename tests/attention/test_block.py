@@ -13,10 +13,8 @@ from gossamer.errors import ConfigError, DataError, ShapeError, UnsupportedError
 
 from .block_reference import REFERENCE, place
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
 LENGTHS = REFERENCE["lengths"].tolist()
-FAST = ("sdpa", "merge", "flex")
+FAST = ("sdpa", "merge")
 SHAPES = {
     "equal": [32, 48, 48, 48, 16],
     "ragged": [21, 64, 3, 40, 33, 1, 70, 64, 9],
@@ -24,12 +22,6 @@ SHAPES = {
     "one-token documents": [1, 1, 1, 1, 1],
     "sorted": [8, 2, 31, 33, 40, 65, 4],
 }
-
-
-@pytest.fixture(autouse=True)
-def _flex_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run FlexAttention as PyTorch's plain form: compiling takes 10 s for each shape."""
-    monkeypatch.setattr(_block_engines, "_compiled_flex", lambda: flex_attention)
 
 
 def draw(layout: BlockLayout, heads: int, dim: int = 16, *, seed: int = 0, **options) -> Tensor:
@@ -131,6 +123,19 @@ def test_values_may_be_wider_than_keys() -> None:
     for engine in ("auto", "merge", "sdpa"):
         found = block_attention(q, k, v, layout, engine=engine)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("shape", "kv_heads"), [("equal", 4), ("ragged", 2), ("one document", 1)])
+def test_flex_equals_the_mask(shape, kv_heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    # its plain form: compiling takes 10 s and more for each shape
+    monkeypatch.setattr(_block_engines, "_compiled_flex", lambda: flex_attention)
+    layout = BlockLayout(SHAPES[shape])
+    q, k, v = inputs(layout, kv_heads)
+    plain = block_attention(q, k, v, layout, scale=0.7, engine="dense", return_signal_logits=True)
+    found = block_attention(q, k, v, layout, scale=0.7, engine="flex", return_signal_logits=True)
+    torch.testing.assert_close(found[0], plain[0], atol=1e-5, rtol=0)
+    assert torch.equal(found[1], plain[1])
 
 
 @pytest.mark.parametrize("tile", [16, 32])
@@ -270,7 +275,7 @@ def test_signals_are_chosen_by_the_layout() -> None:
 
 @pytest.mark.parametrize("aggregate", ["sum", "mean", "max"])
 def test_gradcheck(aggregate: str) -> None:
-    layout = BlockLayout([2, 1, 3, 2], pad_multiple=4)
+    layout = BlockLayout([2, 1, 3, 2], pad_multiple=2)
     maker = torch.Generator().manual_seed(3)
     options = {"dtype": torch.float64, "generator": maker, "requires_grad": True}
     q, k, v = (torch.randn(1, h, layout.num_tokens, 3, **options) for h in (2, 1, 1))
@@ -288,8 +293,7 @@ def test_gradcheck(aggregate: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("engine", ["sdpa", "flex"])
 @pytest.mark.parametrize("lengths", [SHAPES["ragged"], [160] * 12])
-def test_cuda_equals_the_mask(engine, lengths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_engines, "_compiled_flex", lambda: torch.compile(flex_attention))
+def test_cuda_equals_the_mask(engine, lengths) -> None:
     layout = BlockLayout(lengths)
     found = {}
     for name in ("dense", engine):

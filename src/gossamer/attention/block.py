@@ -180,14 +180,15 @@ def block_scores(logits: Tensor, layout: BlockLayout, *, aggregate: str = "sum")
     check_choice(aggregate, ("sum", "mean", "max"), "aggregate")
     _check_documents(layout)
     lengths = torch.tensor(layout.lengths[1:-1], device=logits.device)
-    total = int(sum(layout.lengths[1:-1]))
+    total = sum(layout.lengths[1:-1])
     if logits.dim() != 4 or logits.shape[-1] != total:
         raise ShapeError(
             f"logits must have the shape (batch, heads, signals, {total}), one column for each "
             f"token of a document; got {tuple(logits.shape)}. Pass what block_attention returns."
         )
     weights = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
-    document = torch.arange(len(lengths), device=logits.device).repeat_interleave(lengths)
+    places = torch.arange(len(lengths), device=logits.device)
+    document = places.repeat_interleave(lengths, output_size=total)
     per_document = weights.new_zeros(*weights.shape[:-1], len(lengths))
     if aggregate == "max":
         index = document.expand_as(weights)
