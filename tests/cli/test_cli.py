@@ -110,6 +110,8 @@ def test_the_modules_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["reproduce", TOY, "--seeds", "0"], 2, "seeds must be >= 1; got 0"),
         (["reproduce", TOY, "--config", "none.toml"], 2, "none.toml does not exist"),
         (["info", "fir"], 2, "did you mean 'fire'"),
+        (["info", "minesweeper"], 2, "gossamer info position-coupling"),
+        (["reproduce", "alibi"], 2, "'alibi' is a method without a recipe of its own name"),
         (["list", "--theme", "position"], 2, "did you mean 'positions'"),
         (["train"], 2, "needs --task or a --config"),
         (["train", "--resume"], 2, "needs --task or a --config"),

@@ -27,8 +27,16 @@ def run(
         name: A method, as `gossamer list` prints it.
         bibtex: Print the paper's BibTeX entry alone.
     """
-    from gossamer.registry import get_method
+    from gossamer.errors import ConfigError
+    from gossamer.recipes import find_recipe, list_recipes
+    from gossamer.registry import get_method, list_methods
 
+    methods = [method.name for method in list_methods()]
+    if name not in methods and name in list_recipes():
+        raise ConfigError(
+            f"{name!r} is a recipe; got it where a method is expected. See `gossamer info "
+            f"{find_recipe(name).method}`, or check it with `gossamer reproduce {name}`."
+        )
     method = get_method(name)
     if bibtex:
         print(method.paper.bibtex())

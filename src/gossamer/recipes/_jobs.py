@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.checks import check_choice
-from gossamer.errors import DataError, GossamerError
+from gossamer.errors import ConfigError, DataError, GossamerError
 from gossamer.files import read_json, write_json
 from gossamer.recipes._base import Arm, Outcome, Recipe, build_config
+from gossamer.registry import list_methods
 
 __all__ = ["Job", "find_recipe", "list_recipes", "plan_jobs", "run_jobs"]
 
@@ -80,6 +81,12 @@ def find_recipe(name: str) -> Recipe:
     """
     if name.endswith(".py"):
         return _load_file(Path(name))
+    methods = [method.name for method in list_methods()]
+    if name not in _recipe_modules() and name in methods:
+        raise ConfigError(
+            f"{name!r} is a method without a recipe of its own name; got it where a recipe is "
+            f"expected. See `gossamer info {name}`, or `gossamer list --recipes`."
+        )
     check_choice(name, _recipe_modules(), "recipe")
     recipe: Recipe = importlib.import_module(_recipe_modules()[name]).RECIPE
     return recipe
