@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from gossamer.attention import StatisticalTopK, expected_count, statistical_top_k
+from gossamer.attention import top_k as top_k_module
 from gossamer.errors import ConfigError, DataError, DtypeError
 
 RAMP = torch.arange(10.0, dtype=torch.float64)
@@ -138,6 +139,23 @@ def test_spread_of_the_count() -> None:
     assert abs(float(counts.std()) / deviation - 1) < 0.15
     assert math.isclose(expected_count(13824, 1106)[1], 20.3, abs_tol=0.05)
     assert expected_count(10, 10) == (10.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_inference_by_blocks_equals_the_form_that_learns(
+    dtype: torch.dtype, unbiased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top_k_module, "BLOCK_SIZE", 7 * 50)
+    x = (torch.randn(4, 6, 50) * 3 + 1).to(dtype)
+    x[1, 2] = 0.3  # a constant row
+    for dim in (0, 1, -1):
+        y = x.movedim(-1, dim).contiguous()
+        learns = statistical_top_k(y.clone().requires_grad_(), 9, dim, unbiased=unbiased)
+        got = statistical_top_k(y, 9, dim, unbiased=unbiased)
+        assert got.shape == y.shape
+        torch.testing.assert_close(got, learns.detach())
+        assert not got.movedim(dim, -1)[1, 2].any()
 
 
 # --- masks ---

@@ -127,6 +127,23 @@ def test_packed_with_every_activation_and_a_calibrated_threshold(activation: str
         torch.testing.assert_close(block.pack(engine="torch")(x), block(x), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loops_over_any_number_of_units(count: int, dtype: torch.dtype) -> None:
+    usable("cpp")
+    units = torch.randperm(40)[:count]
+    up, down = torch.randn(40, 13).to(dtype), torch.randn(40, 9).to(dtype)
+    weights, rest = torch.randn(count), torch.randn(13).to(dtype)
+    expected = (weights * (up[units].float() @ rest.float())) @ down[units].float()
+    got = kernels.compiled().gather(units, weights, up, rest, down)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    half = kernels.compiled().gather(units, weights.bfloat16(), up, rest, down)
+    torch.testing.assert_close(half, expected, atol=0.2, rtol=0.02)
+    if dtype == torch.float32:
+        loop = kernels.gather_numba(units, weights, up, rest, down)
+        torch.testing.assert_close(loop, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_nothing_active_gives_zeros() -> None:
     block = layer()
     for engine in ENGINES:

@@ -16,6 +16,8 @@ from gossamer.errors import ConfigError, DtypeError
 __all__ = ["StatisticalTopK", "check_top_k", "expected_count", "statistical_top_k"]
 
 _NORMAL = NormalDist()
+# Entries of one block of rows in inference: 2 MiB in float32.
+BLOCK_SIZE = 2**19
 # Step of the calibration: the last 20 or so batches count.
 _RATE = 0.05
 
@@ -84,19 +86,52 @@ def statistical_top_k(
         check_mask(mask)
     if torch.is_anomaly_enabled():
         check_finite(x if mask is None else x[mask.expand_as(x)], "x")
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     if mask is None and k == (1.0 if isinstance(k, float) else size):
         return x if soft or fill == 0.0 else x.clone()
+    learns = torch.is_grad_enabled() and (x.requires_grad or _requires_grad(offset))
+    if mask is None and soft and fill == 0.0 and not learns and not torch.compiler.is_compiling():
+        return _by_blocks(x, k, dim, unbiased=unbiased, offset=offset)
+    wide = _widened(x)
     centred, height = _centre(wide, k, dim, mask, unbiased=unbiased, offset=offset)
     if detach:
         centred, height = wide + (centred - wide).detach(), height.detach()
-    if mask is None and soft and fill == 0.0:
-        # in place saves a pass through memory, but a gradient needs the centred entries
-        values = centred - height if centred.requires_grad else centred.sub_(height)
-        return values.relu_().to(x.dtype)
     kept = centred > height if mask is None else (centred > height) & mask
     values = torch.where(height > -math.inf, centred - height, wide) if soft else wide
     return torch.where(kept, values, fill).to(x.dtype)
+
+
+def _by_blocks(
+    x: Tensor, k: int | float, dim: int, *, unbiased: bool, offset: float | Tensor
+) -> Tensor:
+    """Return the soft form by blocks of rows that stay in a processor's cache; no gradient."""
+    size = x.shape[dim]
+    rows = x.movedim(dim, -1).reshape(-1, size)
+    level = _NORMAL.inv_cdf(1 - (k if isinstance(k, float) else k / size)) + offset
+    scale = level / math.sqrt(size - 1 if unbiased else size)
+    narrow = x.dtype not in (torch.float32, torch.float64)
+    out = torch.empty_like(rows)
+    for begin in range(0, len(rows), max(1, BLOCK_SIZE // size)):
+        block = slice(begin, begin + max(1, BLOCK_SIZE // size))
+        wide, target = _widened(rows[block]), out[block]
+        mean = wide.mean(-1, keepdim=True)
+        centred = wide.sub_(mean) if narrow else torch.sub(wide, mean, out=target)
+        norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+        rounding = mean.abs_().mul_(torch.finfo(wide.dtype).eps * math.sqrt(size))
+        height = torch.where(norm > rounding, norm * scale, math.inf)
+        centred.sub_(height).relu_()
+        if narrow:
+            target.copy_(centred)
+    shape = x.movedim(dim, -1).shape
+    return out.view(shape).movedim(-1, dim)
+
+
+def _widened(x: Tensor) -> Tensor:
+    """Return half precision as float32, in which mean and deviation are summed."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _requires_grad(offset: float | Tensor) -> bool:
+    return isinstance(offset, Tensor) and offset.requires_grad
 
 
 def _centre(

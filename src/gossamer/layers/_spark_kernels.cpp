@@ -35,14 +35,37 @@ void matvec(const T* matrix, const T* x, float* out, int64_t rows, int64_t colum
   for (int64_t i = 0; i < rows; ++i) out[i] = dot(matrix + i * columns, x, columns);
 }
 
+// Four units at a time: four streams of memory at once, and a quarter of the passes over `out`.
 template <typename T>
 void gather(const int64_t* units, const float* weights, const T* up, const T* rest, const T* down,
             float* out, int64_t count, int64_t width, int64_t dim) {
-  for (int64_t n = 0; n < count; ++n) {
-    const T* values = down + units[n] * dim;
-    if (n + 1 < count) prefetch(up + units[n + 1] * width, width);
-    prefetch(values, dim);
+  int64_t n = 0;
+  for (; n + 4 <= count; n += 4) {
+    const T *u[4], *v[4];
+    for (int j = 0; j < 4; ++j) {
+      u[j] = up + units[n + j] * width;
+      v[j] = down + units[n + j] * dim;
+      prefetch(v[j], dim);
+    }
+    float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
+    for (int64_t i = 0; i < width; ++i) {
+      const float x = widen(rest[i]);
+      a += widen(u[0][i]) * x;
+      b += widen(u[1][i]) * x;
+      c += widen(u[2][i]) * x;
+      d += widen(u[3][i]) * x;
+    }
+    a *= weights[n];
+    b *= weights[n + 1];
+    c *= weights[n + 2];
+    d *= weights[n + 3];
+    for (int j = 4; j < 8 && n + j < count; ++j) prefetch(up + units[n + j] * width, width);
+    for (int64_t i = 0; i < dim; ++i)
+      out[i] += a * widen(v[0][i]) + b * widen(v[1][i]) + c * widen(v[2][i]) + d * widen(v[3][i]);
+  }
+  for (; n < count; ++n) {
     const float weight = weights[n] * dot(up + units[n] * width, rest, width);
+    const T* values = down + units[n] * dim;
     for (int64_t i = 0; i < dim; ++i) out[i] += weight * widen(values[i]);
   }
 }
