@@ -2,6 +2,7 @@ from . import attention as attention
 from . import checks as checks
 from . import errors as errors
 from . import layers as layers
+from . import losses as losses
 from . import measures as measures
 from . import models as models
 from . import optim as optim

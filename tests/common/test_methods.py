@@ -23,8 +23,8 @@ from gossamer.registry import MethodInfo, get_method, list_methods
 ROOT = Path(__file__).parents[2]
 METHODS = list_methods()
 PACKAGES = [
-    "attention", "layers", "measures", "models", "optim", "positions", "recipes", "report", "tasks",
-    "train",
+    "attention", "layers", "losses", "measures", "models", "optim", "positions", "recipes",
+    "report", "tasks", "train",
 ]  # fmt: skip
 SYMBOLS = [
     (package, name)
@@ -44,6 +44,7 @@ BUILD = {
     "attention.LinformerAttention": {"length": 4, "projection_dim": 2},
     "attention.ShawAttention": {"max_distance": 2},
     "attention.StatisticalTopK": {"k": 2},
+    "losses.SoftTopKLoss": {"k": 1},
     "layers.PackedSparkFeedForward": {"module": SparkFeedForward(8, 8, k=2)},
 }
 SIZES = {"dim": 8, "num_heads": 2, "head_dim": 4, "hidden_dim": 8}
@@ -173,6 +174,9 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         return torch.cat([r.flatten().float() for r in (*results, *turned) if r is not None])
     if package == "models" and "tokens" in inspect.signature(module.forward).parameters:
         return module(ids)
+    if package == "losses":
+        pairs = "InBatch" in type(module).__name__
+        return module(torch.ones(1, 1 if pairs else 2, dtype=dtype), [[0]])
     x = torch.ones(1, 1, 8, dtype=dtype)
     if "sublayer" in inspect.signature(module.forward).parameters:
         return module(x, lambda y: 2 * y)

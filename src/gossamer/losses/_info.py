@@ -1,0 +1,36 @@
+"""The methods of this theme; torch-free."""
+
+from gossamer.registry import MethodInfo, Paper
+
+METHODS = (
+    MethodInfo(
+        name="decoupled-softmax",
+        theme="losses",
+        title="Decoupled softmax and soft top-k: contrastive losses for several relevant labels",
+        paper=Paper(
+            "Gupta et al.",
+            "Dual-Encoders for Extreme Multi-Label Classification",
+            2024,
+            "ICLR",
+            "2310.10636",
+        ),
+        symbols=(
+            "CoupledSoftmaxLoss",
+            "DecoupledSoftmaxLoss",
+            "InBatchSoftmaxLoss",
+            "SoftTopKLoss",
+            "SummedSoftmaxLoss",
+            "soft_top_k",
+            "streamed_logsumexp",
+        ),
+        recipes=(),
+        status="partial",
+        deviations=(
+            "divided by the number of relevant labels, as the official code does (the paper's "
+            'formula sums; `normalize="sum"`)',
+            "masked scores are -inf (official code: -100)",
+            "bounds of the soft top-k search hold for any number of labels (official code: up to "
+            "about k e^10)",
+        ),
+    ),
+)

@@ -1,0 +1,276 @@
+"""Contrastive losses for inputs with several relevant labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gossamer.checks import check_choice, check_range
+from gossamer.errors import ShapeError
+from gossamer.losses._labels import check_rows, check_scores, label_matrix
+
+__all__ = [
+    "CoupledSoftmaxLoss",
+    "DecoupledSoftmaxLoss",
+    "InBatchSoftmaxLoss",
+    "SummedSoftmaxLoss",
+    "reduce_rows",
+]
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class DecoupledSoftmaxLoss(nn.Module):
+    r"""Each relevant label against all irrelevant ones, and never against another relevant one.
+
+    $$Z_i = \log \sum_{l \notin P_i} e^{s_{il}}, \qquad
+      L_i = \frac{1}{|P_i|} \sum_{j \in P_i} \mathrm{softplus}(Z_i - s_{ij}), \qquad
+      s = \mathrm{logits} / \tau$$
+
+    The plain softmax over all labels lowers a relevant label that is already likely; here the
+    gradient of a relevant label is never positive. With one relevant label it is cross-entropy.
+
+    Args:
+        temperature: tau. Range: > 0. Default 0.05, for normalised embeddings.
+        normalize: `"positives"` divides by the weight of the relevant labels, as the official code
+            does; `"sum"` does not, as the paper prints it. Default `"positives"`.
+        sample_positives: Relevant labels drawn for each row at a call; the others are left out, so
+            that the mean over draws is the whole loss. Range: >= 1. Default all.
+        num_negatives: Irrelevant labels drawn for each row at a call, weighted so that their sum of
+            exponentials is right in the mean. Range: >= 1. Default all.
+        empty: What a row without relevant label does: `"error"`, or `"skip"`: it counts nowhere.
+            Default `"error"`.
+        reduction: `"mean"` over rows, `"sum"` or `"none"`. Default `"mean"`.
+
+    Shape:
+        - logits: `(B, L)`, inner products of inputs and labels; labels: as in the guide, a
+          `(B, L)` matrix of 0, 1 or weights, lists of indices, or a sparse matrix.
+        - output: scalar, or `(B,)`.
+
+    Raises:
+        ConfigError: If an option is out of its range.
+        ShapeError: If logits and labels do not fit.
+        DataError: If a score is NaN, an index is no label, or a row is empty.
+
+    Example:
+        >>> loss = DecoupledSoftmaxLoss(temperature=1.0)
+        >>> round(float(loss(torch.tensor([[2.0, 1.0, 0.0]]), [[0, 1]])), 6)
+        0.220095
+
+    Source: Gupta et al., *Dual-Encoders for Extreme Multi-Label Classification*, ICLR 2024, eq. 5.
+    Deviations: drawn negatives are ours; masked scores are -inf (official code: -100).
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.05,
+        normalize: str = "positives",
+        sample_positives: int | None = None,
+        num_negatives: int | None = None,
+        empty: str = "error",
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        check_range(temperature, "temperature", low=0.0, open_low=True)
+        check_choice(normalize, ("positives", "sum"), "normalize")
+        check_choice(empty, ("error", "skip"), "empty")
+        check_choice(reduction, REDUCTIONS, "reduction")
+        for name, count in (
+            ("sample_positives", sample_positives),
+            ("num_negatives", num_negatives),
+        ):
+            if count is not None:
+                check_range(count, name, low=1, integer=True)
+        self.temperature = temperature
+        self.normalize = normalize
+        self.sample_positives = sample_positives
+        self.num_negatives = num_negatives
+        self.empty = empty
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, labels: Any) -> Tensor:
+        """Return the loss."""
+        scores = check_scores(logits) / self.temperature
+        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
+        relevant = weights > 0
+        rows = check_rows(relevant, self.empty)
+        negatives, shift = ~relevant, torch.zeros_like(scores[:, 0])
+        if self.num_negatives is not None:
+            total = negatives.sum(1)
+            negatives = draw(negatives, self.num_negatives)
+            shift = (total / negatives.sum(1).clamp(min=1)).clamp(min=1).log()
+        if self.sample_positives is not None:
+            weights = weights * draw(relevant, self.sample_positives)
+        z = masked_logsumexp(scores, negatives) + shift
+        # a row whose labels are all relevant has z = -inf and costs nothing
+        each = F.softplus(z[:, None] - scores) * weights
+        each = torch.where(weights > 0, each, 0.0)
+        loss = each.sum(1)
+        if self.normalize == "positives":
+            loss = loss / weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
+        return reduce_rows(loss, rows, self.reduction)
+
+
+class CoupledSoftmaxLoss(nn.Module):
+    r"""Cross-entropy over all labels, mean over the relevant ones: InfoNCE, the usual baseline.
+
+    $$L_i = -\frac{1}{|P_i|} \sum_{j \in P_i} \log \mathrm{softmax}(s_i)_j$$
+
+    Args:
+        temperature: Divides the logits. Range: > 0. Default 0.05.
+        reduction: `"mean"` over rows, `"sum"` or `"none"`. Default `"mean"`.
+
+    Shape:
+        - logits: `(B, L)`; labels: as in `DecoupledSoftmaxLoss`; output: scalar, or `(B,)`.
+
+    Raises:
+        As `DecoupledSoftmaxLoss`; a row without relevant label is an error.
+
+    Example:
+        >>> loss = CoupledSoftmaxLoss(temperature=1.0)
+        >>> round(float(loss(torch.tensor([[2.0, 1.0, 0.0]]), [[0, 1]])), 6)
+        0.907606
+
+    Source: van den Oord et al., *Representation Learning with Contrastive Predictive Coding*, 2018;
+        with several positives as in Gupta et al., ICLR 2024, eq. 3.
+    Deviations: divided by the number of relevant labels, as the decoupled loss.
+    """
+
+    def __init__(self, *, temperature: float = 0.05, reduction: str = "mean") -> None:
+        super().__init__()
+        check_range(temperature, "temperature", low=0.0, open_low=True)
+        check_choice(reduction, REDUCTIONS, "reduction")
+        self.temperature = temperature
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, labels: Any) -> Tensor:
+        """Return the loss."""
+        scores = check_scores(logits) / self.temperature
+        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
+        rows = check_rows(weights > 0, "error")
+        log = scores.log_softmax(1)
+        loss = -torch.where(weights > 0, weights * log, 0.0).sum(1) / weights.sum(1)
+        return reduce_rows(loss, rows, self.reduction)
+
+
+class SummedSoftmaxLoss(nn.Module):
+    r"""Minus the logarithm of the summed probability of all relevant labels.
+
+    $$L_i = \log \sum_l e^{s_{il}} - \log \sum_{j \in P_i} e^{s_{ij}}$$
+
+    One relevant label with all the weight is enough to make it 0.
+
+    Args:
+        temperature: Divides the logits. Range: > 0. Default 0.05.
+        reduction: `"mean"` over rows, `"sum"` or `"none"`. Default `"mean"`.
+
+    Shape:
+        - logits: `(B, L)`; labels: as in `DecoupledSoftmaxLoss`, weights count as relevant; output:
+          scalar, or `(B,)`.
+
+    Raises:
+        As `DecoupledSoftmaxLoss`; a row without relevant label is an error.
+
+    Example:
+        >>> loss = SummedSoftmaxLoss(temperature=1.0)
+        >>> round(float(loss(torch.tensor([[2.0, 1.0, 0.0]]), [[0, 1]])), 4)
+        0.0943
+
+    Source: the log-of-sum baseline of Gupta et al., ICLR 2024.
+    Deviations: none
+    """
+
+    def __init__(self, *, temperature: float = 0.05, reduction: str = "mean") -> None:
+        super().__init__()
+        check_range(temperature, "temperature", low=0.0, open_low=True)
+        check_choice(reduction, REDUCTIONS, "reduction")
+        self.temperature = temperature
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, labels: Any) -> Tensor:
+        """Return the loss."""
+        scores = check_scores(logits) / self.temperature
+        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
+        rows = check_rows(weights > 0, "error")
+        loss = scores.logsumexp(1) - masked_logsumexp(scores, weights > 0)
+        return reduce_rows(loss, rows, self.reduction)
+
+
+class InBatchSoftmaxLoss(nn.Module):
+    r"""Pairs of a batch: the label of every other pair is a negative.
+
+    Row i of the logits belongs to column i. Where another column is relevant to the row as well, it
+    is a false negative: `mask_positives` leaves it out.
+
+    Args:
+        temperature: Divides the logits. Range: > 0. Default 0.05.
+        mask_positives: Leave known relevant columns out of the negatives. Default true.
+
+    Shape:
+        - logits: `(B, B)`; labels: which columns are relevant to a row, as in
+          `DecoupledSoftmaxLoss`, or `None` for the diagonal alone; output: scalar.
+
+    Raises:
+        ShapeError: If the logits are not square.
+        DataError: If a score is NaN.
+
+    Example:
+        >>> round(float(InBatchSoftmaxLoss(temperature=1.0)(torch.eye(2))), 4)
+        0.3133
+
+    Source: Henderson et al., *Efficient Natural Language Response Suggestion*, 2017, section 4.2.
+    Deviations: the mask, as in Gupta et al., ICLR 2024.
+    """
+
+    def __init__(self, *, temperature: float = 0.05, mask_positives: bool = True) -> None:
+        super().__init__()
+        check_range(temperature, "temperature", low=0.0, open_low=True)
+        self.temperature = temperature
+        self.mask_positives = mask_positives
+
+    def forward(self, logits: Tensor, labels: Any = None) -> Tensor:
+        """Return the loss."""
+        scores = check_scores(logits) / self.temperature
+        size = len(scores)
+        if scores.shape[1] != size:
+            raise ShapeError(
+                f"logits must be square, one column for each row's own label; got "
+                f"{tuple(logits.shape)}. Score each input against the labels of the batch."
+            )
+        own = torch.eye(size, dtype=torch.bool, device=scores.device)
+        if self.mask_positives and labels is not None:
+            relevant = label_matrix(labels, (size, size), scores.device) > 0
+            scores = scores.masked_fill(relevant & ~own, -math.inf)
+        return F.cross_entropy(scores, torch.arange(size, device=scores.device))
+
+
+def masked_logsumexp(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return the log-sum-exp of the entries of each row that a mask keeps.
+
+    A row without any gives -inf and gradient 0.
+    """
+    some = mask.any(1)
+    # a row of -inf alone would have the gradient NaN
+    safe = torch.where(mask | ~some[:, None], scores, -math.inf)
+    return torch.where(some, safe.logsumexp(1), -math.inf)
+
+
+def draw(mask: Tensor, count: int) -> Tensor:
+    """Return a mask of at most `count` entries of each row, drawn evenly from those of `mask`."""
+    order = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1.0)
+    kept = order.topk(min(count, mask.shape[1]), dim=1).indices
+    return torch.zeros_like(mask).scatter_(1, kept, True) & mask
+
+
+def reduce_rows(loss: Tensor, rows: Tensor, reduction: str) -> Tensor:
+    """Return the loss of the rows that count, reduced; the others are 0."""
+    loss = torch.where(rows, loss, 0.0)
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / rows.sum().clamp(min=1)
