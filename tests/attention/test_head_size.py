@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.attention import attention_rank
-from gossamer.errors import ConfigError, DtypeError, ShapeError
+from gossamer.attention import (
+    MultiHeadAttention,
+    attention_rank,
+    min_head_dim,
+    realize_attention,
+)
+from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.positions import DietAbsolutePositions
 
 
@@ -113,3 +118,121 @@ def test_bad_input() -> None:
         attention_rank(q, k, tol=0.0)
     with pytest.raises(ShapeError, match="q must have the shape"):
         attention_rank(q[0], k)
+
+
+# --- theorem 1: attention that a head can realize ---
+
+
+def columns(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return random columns that sum to 1, in float64."""
+    return (2 * draw(*shape, seed=seed).double()).softmax(0)
+
+
+def softmax_of(
+    x: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, head_dim: int
+) -> np.ndarray:
+    x, to_q, to_k = (value.numpy() for value in (x, to_q, to_k))
+    logits = (to_k @ x).T @ (to_q @ x) / np.sqrt(head_dim)
+    weights = np.exp(logits - logits.max(0))
+    return weights / weights.sum(0)
+
+
+@pytest.mark.parametrize("n", [2, 5, 16])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("more", [-1, 0, 3])
+def test_every_pattern_is_within_reach_of_a_head_of_the_length(n, times, more) -> None:
+    x, target = draw(times * n, n, seed=1).double(), columns(n, n)
+    to_q, to_k, residual = realize_attention(x, target, n + more)
+    assert to_q.shape == to_k.shape == (n + more, times * n)
+    assert residual < 1e-10
+    found = softmax_of(x, to_q, to_k, n + more)
+    np.testing.assert_allclose(found, target.numpy(), atol=1e-10)
+
+
+def test_reference_values(outside_data) -> None:
+    with np.load(outside_data / "attention_reference" / "head_size.npz") as saved:
+        data = {name: saved[name] for name in ("X", "P", "W_q", "W_k")}
+    x, target = torch.from_numpy(data["X"]), torch.from_numpy(data["P"])
+    to_q, to_k, residual = realize_attention(x, target, 8)
+    np.testing.assert_allclose(to_q.numpy(), data["W_q"], atol=1e-11)
+    np.testing.assert_allclose(to_k.numpy(), data["W_k"], atol=1e-11)
+    assert residual < 1e-12
+
+
+def test_weights_work_in_an_attention_layer() -> None:
+    """Rows of a layer's attention are the columns of the target."""
+    x, target = draw(6, 4, seed=1).double(), columns(4, 4)
+    layer = MultiHeadAttention(6, 1, head_dim=4, value_dim=6).double()
+    with torch.no_grad():
+        to_q, to_k, _ = realize_attention(x, target, 4)
+        layer.to_q.weight.copy_(to_q)
+        layer.to_k.weight.copy_(to_k)
+        for part in (layer.to_v, layer.to_out):
+            torch.nn.init.eye_(part.weight)
+        torch.testing.assert_close(layer(x.T[None])[0], target.T @ x.T, atol=1e-9, rtol=1e-9)
+
+
+def test_counter_example_with_one_dimension() -> None:
+    """d = 1, X = [1, 0]: the second query sees both keys alike, whatever the weights."""
+    x, target = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.75], [0.5, 0.25]])
+    for seed in range(5):
+        to_q, to_k = draw(3, 1, seed=seed), draw(3, 1, seed=seed + 9)
+        assert softmax_of(x, to_q, to_k, 3)[:, 1].tolist() == [0.5, 0.5]
+    with pytest.warns(UserWarning, match="linearly independent tokens"):
+        residual = realize_attention(x, target, 2)[2]
+    assert residual == pytest.approx(0.25)
+
+
+def test_smaller_heads_are_worse_and_dependent_tokens_are_told() -> None:
+    x, target = draw(16, 8, seed=1).double(), columns(8, 8)
+    residuals = [realize_attention(x, target, size)[2] for size in (1, 3, 5, 7)]
+    assert residuals == sorted(residuals, reverse=True)
+    assert residuals[2] > 1e-3
+    repeated = x.clone()
+    repeated[:, 3] = repeated[:, 5]
+    for tokens in (repeated, draw(6, 8).double()):
+        with pytest.warns(UserWarning, match="rank below T"):
+            assert realize_attention(tokens, target, 8)[2] > 1e-3
+
+
+def test_rank_of_logits_is_at_most_the_head_and_that_of_weights_is_not() -> None:
+    for head_dim, n in ((4, 16), (16, 8), (1, 5)):
+        q, k = draw(2, 3, n, head_dim), draw(2, 3, n, head_dim, seed=1)
+        found = attention_rank(q, k, tol=1e-9)
+        assert (found.logit_rank == min(head_dim, n)).all()
+    assert attention_rank(draw(1, 1, 5, 1), draw(1, 1, 5, 1, seed=1), tol=1e-9).weight_rank > 1
+
+
+# --- least head size ---
+
+
+def test_costs_are_those_of_the_layer() -> None:
+    report = min_head_dim(24, dim=32, num_heads=4)
+    assert (report.head_dim, report.generic_head_dim, report.standard_head_dim) == (24, 23, 8)
+    assert (report.enough, report.reachable) == (False, True)
+    for size, count in ((24, report.parameters), (8, report.standard_parameters)):
+        layer = MultiHeadAttention(32, 4, head_dim=size)
+        assert sum(p.numel() for p in layer.parameters()) == count
+    assert report.standard_flops == 2 * 24 * 4 * 32 * 32 + 4 * 24 * 24 * 32
+    assert min_head_dim(8, dim=32, num_heads=4).enough
+    assert not min_head_dim(64, dim=32, num_heads=4).reachable
+    assert min_head_dim(1).rows()[0]["generic_head_dim"] == 1
+    assert min_head_dim(9, dim=8).parameters is None
+
+
+def test_bad_input_of_the_head_size() -> None:
+    x, target = draw(6, 4).double(), columns(4, 4)
+    with pytest.raises(ConfigError, match="length must be >= 1"):
+        min_head_dim(0)
+    with pytest.raises(ConfigError, match="num_heads must be >= 1"):
+        min_head_dim(4, dim=8, num_heads=0)
+    with pytest.raises(ConfigError, match="head_dim must be >= 1"):
+        realize_attention(x, target, 0)
+    with pytest.raises(DataError, match=r"greater than 0.* Clip it: target\.clamp"):
+        realize_attention(x, torch.eye(4), 4)
+    with pytest.raises(DataError, match=r"columns that sum to 1.* pass the transpose"):
+        realize_attention(x, target.T, 4)
+    with pytest.raises(ShapeError, match=r"target must have the shape \(4, 4\)"):
+        realize_attention(x, columns(4, 5), 4)
+    with pytest.raises(DataError, match="x must be finite"):
+        realize_attention(x * math.nan, target, 4)

@@ -1,8 +1,9 @@
-"""What a head can express: the rank of its logits and of its weights."""
+"""What a head can express: the rank of its logits and weights, and the size that is enough."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,16 @@ import torch
 from torch import Tensor
 
 from gossamer.attention.core import check_heads, check_mask
-from gossamer.checks import check_range
-from gossamer.errors import ShapeError
+from gossamer.checks import check_finite, check_range, check_shape
+from gossamer.errors import DataError, ShapeError
 
-__all__ = ["AttentionRankReport", "attention_rank"]
+__all__ = [
+    "AttentionRankReport",
+    "HeadSizeReport",
+    "attention_rank",
+    "min_head_dim",
+    "realize_attention",
+]
 
 
 @dataclass(frozen=True)
@@ -132,3 +139,189 @@ def _fitting(value: Tensor, logits: Tensor, name: str) -> Tensor:
             f"{tuple(value.shape)}. Check the lengths of queries and keys against {name}."
         )
     return value
+
+
+@dataclass(frozen=True)
+class HeadSizeReport:
+    """The least head size for a length, and what it costs in one attention layer.
+
+    Args:
+        length: Unit: tokens.
+        head_dim: Least size with which every attention pattern over `length` tokens is within
+            reach: `length`.
+        generic_head_dim: Size that is enough for almost every pattern, one less.
+        standard_head_dim: `dim / num_heads`, rounded down.
+        enough: Whether the standard size is at least `head_dim`.
+        reachable: Whether `dim` is at least `length`, without which no head size is enough for
+            every input.
+        parameters: Of the four projections with `head_dim`, biases left out.
+        standard_parameters: The same with the standard size.
+        flops: Of one pass over one sequence with `head_dim`, two for each multiplication.
+        standard_flops: The same with the standard size.
+
+    All but the first three are `None` where `dim` or `num_heads` was not given.
+
+    Example:
+        >>> min_head_dim(128).to_dict()["generic_head_dim"]
+        127
+    """
+
+    length: int
+    head_dim: int
+    generic_head_dim: int
+    standard_head_dim: int | None = None
+    enough: bool | None = None
+    reachable: bool | None = None
+    parameters: int | None = None
+    standard_parameters: int | None = None
+    flops: int | None = None
+    standard_flops: int | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the figures as one plain row."""
+        return [self.to_dict()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return dict(vars(self))
+
+
+def min_head_dim(
+    length: int, *, dim: int | None = None, num_heads: int | None = None
+) -> HeadSizeReport:
+    """Return the least head size for sequences of a typical length, with its cost.
+
+    With the usual head size, `dim / num_heads`, more heads mean logits of lower rank in each; once
+    that falls below the length, some attention patterns are out of reach. This is about what one
+    head can express exactly, on one sequence: it does not say that quality must fall.
+
+    Args:
+        length: Typical length, for example that of training. Unit: tokens. Range: >= 1.
+        dim: Model width. Range: >= 1. Default unknown: no costs.
+        num_heads: Attention heads. Range: >= 1. Default unknown: no costs.
+
+    Raises:
+        ConfigError: If a size is out of its range.
+
+    Example:
+        >>> report = min_head_dim(128, dim=512, num_heads=16)
+        >>> report.head_dim, report.standard_head_dim, report.enough
+        (128, 32, False)
+        >>> report.parameters / report.standard_parameters
+        4.0
+
+    Source: Bhojanapalli et al., *Low-Rank Bottleneck in Multi-head Attention Models*, ICML 2020,
+        theorem 1 and section 3.
+    Deviations: the size of one less for almost every pattern is an observation of this library.
+    """
+    check_range(length, "length", low=1, integer=True)
+    for name, size in (("dim", dim), ("num_heads", num_heads)):
+        if size is not None:
+            check_range(size, name, low=1, integer=True)
+    least = length, length, max(1, length - 1)
+    if dim is None or num_heads is None:
+        return HeadSizeReport(*least)
+    standard = max(1, dim // num_heads)
+
+    def parameters(head_dim: int) -> int:
+        return 4 * dim * num_heads * head_dim
+
+    def flops(head_dim: int) -> int:
+        return 2 * length * parameters(head_dim) + 4 * length**2 * num_heads * head_dim
+
+    return HeadSizeReport(
+        *least,
+        standard,
+        standard >= length,
+        dim >= length,
+        parameters(length),
+        parameters(standard),
+        flops(length),
+        flops(standard),
+    )
+
+
+@torch.no_grad()
+def realize_attention(x: Tensor, target: Tensor, head_dim: int) -> tuple[Tensor, Tensor, float]:
+    r"""Return query and key weights of one head whose attention on one sequence is a given one.
+
+    $$\mathrm{softmax}\big((W_k X)^\top (W_q X) / \sqrt{d_p}\big) = P \qquad
+      W_k = X^+, \quad W_q = \sqrt{d_p}\, \log(P)\, X^+$$
+
+    With `head_dim` of at least T and linearly independent tokens this is exact. Below, logits are
+    the best approximation of their rank: each column of log P is first shifted to mean 0, which
+    softmax does not see and which takes one from its rank, so that T - 1 is exact too. Tokens
+    stand in columns, as in the paper: for weights as `attend` makes them, whose rows are queries,
+    pass the transposes of both.
+
+    Args:
+        x: Tokens in columns.
+        target: P; column t holds the weights of query t over the keys. Range: > 0, columns sum
+            to 1.
+        head_dim: Size of the head, d_p. Range: >= 1.
+
+    Shape:
+        - x: `(M, T)`; target: `(T, T)`.
+        - output: query and key weights, `(head_dim, M)`, float64; and the residual, the largest
+          difference between the softmax they give and the target.
+
+    Raises:
+        ConfigError: If `head_dim` is out of its range.
+        ShapeError: If the shapes do not fit.
+        DataError: If the target has zeros or its columns do not sum to 1, or values are not finite.
+
+    Warns:
+        UserWarning: If the tokens are linearly dependent; then only the residual says how near the
+            result is.
+
+    Example:
+        >>> x, target = torch.randn(6, 4), torch.randn(4, 4).softmax(0)
+        >>> to_q, to_k, residual = realize_attention(x, target, 4)
+        >>> residual < 1e-6
+        True
+
+    Source: Bhojanapalli et al. 2020, theorem 1 and its proof.
+    Deviations: sizes below T, which the theorem does not treat, get the best logits of their rank.
+    """
+    check_range(head_dim, "head_dim", low=1, integer=True)
+    check_shape(x, (None, None), "x")
+    check_shape(target, (x.shape[1], x.shape[1]), "target")
+    check_finite(x, "x")
+    check_finite(target, "target")
+    x, target = x.double(), target.double()
+    _check_columns(target)
+    length = x.shape[1]
+    if int(torch.linalg.matrix_rank(x)) < length:
+        warnings.warn(
+            f"x should hold {length} linearly independent tokens; got fewer (rank below T: more "
+            "tokens than dimensions, or repeated ones). The result is the nearest in least squares "
+            "of the logits; see the residual.",
+            stacklevel=2,
+        )
+    logits, inverse = target.log(), torch.linalg.pinv(x)  # (T, T), (T, M)
+    if head_dim >= length:
+        keys, queries = torch.eye(length, dtype=x.dtype, device=x.device), logits
+    else:
+        left, values, right = torch.linalg.svd(logits - logits.mean(0))
+        root = values.sqrt()[:head_dim, None]
+        keys, queries = root * left.mT[:head_dim], root * right[:head_dim]
+    padding = (0, 0, 0, head_dim - len(keys))
+    to_k = torch.nn.functional.pad(keys @ inverse, padding)
+    to_q = torch.nn.functional.pad(math.sqrt(head_dim) * queries @ inverse, padding)
+    found = ((to_k @ x).mT @ (to_q @ x) / math.sqrt(head_dim)).softmax(0)
+    return to_q, to_k, float((found - target).abs().max())
+
+
+def _check_columns(target: Tensor) -> None:
+    least, sums = float(target.min()), target.sum(0)
+    if least <= 0:
+        raise DataError(
+            f"target must be greater than 0, since its logarithm is taken; got {least:g}. Clip it: "
+            "target.clamp(min=1e-6), then divide by target.sum(0)."
+        )
+    worst = float((sums - 1).abs().max())
+    if worst > 1e-5:
+        raise DataError(
+            f"target must have columns that sum to 1, one for each query; got one that is off by "
+            f"{worst:g}. Divide by target.sum(0), or pass the transpose if its rows sum to 1."
+        )

@@ -103,9 +103,9 @@ def variance_report(
     chosen = _chosen(model, modules)
     sums = {name: _Sums() for name in chosen}
     count = 0
-    with _hooked(chosen, sums), _evaluating(model), torch.no_grad():
+    with _hooked(chosen, sums), evaluating(model), torch.no_grad():
         for batch in batches:
-            _call(model, batch)
+            call_model(model, batch)
             count += 1
     if not count:
         raise DataError("batches must hold at least one batch; got none. Add some.")
@@ -212,7 +212,8 @@ def _hooked(modules: Mapping[str, nn.Module], sums: Mapping[str, _Sums]) -> Iter
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Hold a model in evaluation mode, and put every module back as it was."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -222,15 +223,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _call(model: nn.Module, batch: Any) -> None:
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a tensor, keywords, a batch of a task, or positional arguments."""
     if isinstance(batch, Tensor):
-        model(batch)
-    elif isinstance(batch, Mapping):
-        model(**batch)
-    elif hasattr(batch, "tokens"):
-        model(batch.tokens, batch.position_ids)
-    else:
-        model(*batch)
+        return model(batch)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if hasattr(batch, "tokens"):
+        return model(batch.tokens, batch.position_ids)
+    return model(*batch)
 
 
 def _slope(stds: Mapping[int, float]) -> float:
