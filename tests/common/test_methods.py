@@ -46,6 +46,8 @@ BUILD = {
     "attention.StatisticalTopK": {"k": 2},
     "losses.SoftTopKLoss": {"k": 1},
     "layers.PackedSparkFeedForward": {"module": SparkFeedForward(8, 8, k=2)},
+    "attention.SparseAttention": {"patterns": [{"kind": "full", "length": 1}]},
+    "attention.TopKAttention": {"num_keys": 2},
 }
 SIZES = {"dim": 8, "num_heads": 2, "head_dim": 4, "hidden_dim": 8}
 

@@ -8,6 +8,8 @@ from .cache import LayerCache as LayerCache
 from .core import MultiHeadAttention as MultiHeadAttention
 from .core import attend as attend
 from .core import causal_mask as causal_mask
+from .exact_top_k import TopKAttention as TopKAttention
+from .exact_top_k import top_k_attention as top_k_attention
 from .expand import expand_heads as expand_heads
 from .head_size import AttentionRankReport as AttentionRankReport
 from .head_size import HeadSizeReport as HeadSizeReport
@@ -20,10 +22,15 @@ from .mismatch import MismatchReport as MismatchReport
 from .monitors import RoundingMonitor as RoundingMonitor
 from .monitors import RoundingReport as RoundingReport
 from .monitors import rounding_report as rounding_report
+from .pattern_check import PatternReport as PatternReport
+from .pattern_check import check_patterns as check_patterns
+from .patterns import AttentionPattern as AttentionPattern
 from .precision import low_precision_attention as low_precision_attention
 from .precision import softmax_shift as softmax_shift
 from .shaw import ShawAttention as ShawAttention
 from .spark import SparkAttention as SparkAttention
+from .sparse import SparseAttention as SparseAttention
+from .sparse import pattern_attention as pattern_attention
 from .top_k import StatisticalTopK as StatisticalTopK
 from .top_k import check_top_k as check_top_k
 from .top_k import expected_count as expected_count

@@ -103,4 +103,34 @@ METHODS = (
             "row sums are never clamped (authors' code: at 1e-10), and are sums of rounded weights",
         ),
     ),
+    MethodInfo(
+        name="sparse-patterns",
+        theme="attention",
+        title="Sparse attention patterns, and a check of what they can express",
+        paper=Paper(
+            "Yun et al.",
+            "O(n) Connections are Expressive Enough: Universal Approximability of Sparse "
+            "Transformers",
+            2020,
+            "NeurIPS",
+            "2006.04862",
+        ),
+        symbols=(
+            "AttentionPattern",
+            "PatternReport",
+            "check_patterns",
+            "SparseAttention",
+            "pattern_attention",
+            "TopKAttention",
+            "top_k_attention",
+        ),
+        recipes=("sparse-patterns",),
+        status="checked",
+        deviations=(
+            "logits are scaled, layers have norms and heads of the usual width (authors: two "
+            "heads of size 1 in the theorem)",
+            "the last token of an incomplete stretch of the fixed pattern is a summary token",
+            "the copy of 12 digits is far smaller than the authors' tasks",
+        ),
+    ),
 )

@@ -14,6 +14,8 @@ from gossamer.attention import (
     PositionBias,
     ShawAttention,
     SparkAttention,
+    SparseAttention,
+    TopKAttention,
 )
 from gossamer.checks import check_choice, check_given, check_keys, check_table
 from gossamer.errors import ConfigError
@@ -29,6 +31,8 @@ _ATTENTION: dict[str, type[MultiHeadAttention]] = {
     "linformer": LinformerAttention,
     "shaw": ShawAttention,
     "spark": SparkAttention,
+    "sparse": SparseAttention,
+    "top_k": TopKAttention,
 }
 _FEED_FORWARD: dict[str, type[nn.Module]] = {"gated": GatedFeedForward, "spark": SparkFeedForward}
 
@@ -76,15 +80,18 @@ def build_feed_forward(value: Options, dim: int) -> nn.Module:
     return kind(dim, options.pop("hidden_dim", 4 * dim), **options)
 
 
-def build_attention(value: Options | None, dim: int, num_heads: int) -> MultiHeadAttention:
+def build_attention(
+    value: Options | None, dim: int, num_heads: int, *, layer: int = 0
+) -> MultiHeadAttention:
     """Build an attention layer from a name or a dict of plain values.
 
     Args:
-        value: `None`, a name (`"multi_head"`, `"linformer"`, `"shaw"`, `"spark"`), or a dict of the
-            class's options such as `{"num_kv_heads": 2}` or `{"name": "shaw", "max_distance": 16}`;
-            without a name it is `"multi_head"`.
+        value: `None`, a name (`"multi_head"`, `"linformer"`, `"shaw"`, `"spark"`, `"sparse"`,
+            `"top_k"`), or a dict of the class's options such as `{"num_kv_heads": 2}` or `{"name":
+            "shaw", "max_distance": 16}`; without a name it is `"multi_head"`.
         dim: Model width.
         num_heads: Attention heads.
+        layer: Number of the layer in its model, from 0, for a class that asks for it.
 
     Example:
         >>> build_attention({"name": "shaw", "max_distance": 2}, 8, 2).key_table.shape
@@ -95,7 +102,9 @@ def build_attention(value: Options | None, dim: int, num_heads: int) -> MultiHea
     name, options = named_options("multi_head" if value is None else value, "attention")
     check_choice(name, _ATTENTION, "attention")
     parameters = list(inspect.signature(_ATTENTION[name]).parameters.values())[2:]
-    check_keys(options, [p.name for p in parameters], "attention")
+    check_keys(options, [p.name for p in parameters if p.name != "layer"], "attention")
+    if any(p.name == "layer" for p in parameters):
+        options["layer"] = layer
     for parameter in parameters:
         if parameter.default is inspect.Parameter.empty:
             check_given(options, parameter.name, f"attention {name!r}")
@@ -112,6 +121,7 @@ class TransformerBlock(nn.Module):
         attention: As in `build_attention`.
         norm: `"pre"`, `"post"`, `"pre_post"`, or a dict such as
             `{"name": "pre", "kind": "layer", "eps": 1e-5}`.
+        layer: Number of the layer in its model, from 0; some kinds of attention differ by it.
 
     Shape:
         - x and output: `(B, T, dim)`.
@@ -133,11 +143,12 @@ class TransformerBlock(nn.Module):
         feed_forward: Options = "gelu",
         attention: Options | None = None,
         norm: Options = "pre",
+        layer: int = 0,
     ) -> None:
         super().__init__()
         style, norm_options = named_options(norm, "norm")
         check_keys(norm_options, ("kind", "eps"), "norm")
-        self.attention = build_attention(attention, dim, num_heads)
+        self.attention = build_attention(attention, dim, num_heads, layer=layer)
         self.feed_forward = build_feed_forward(feed_forward, dim)
         self.around_attention = Residual(dim, style, **norm_options)
         self.around_feed_forward = Residual(dim, style, **norm_options)

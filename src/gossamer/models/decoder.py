@@ -33,7 +33,8 @@ class Decoder(Transformer):
         feed_forward: `"gelu"`, `"relu"`, `"silu"`, `"gelu_tanh"` (plain), `"gated"`, or a dict with
             `hidden_dim` (default 4 times `dim`).
         attention: Options of `MultiHeadAttention`, for example `{"num_kv_heads": 2}`; or another
-            layer by name: `{"name": "shaw", "max_distance": 16}`.
+            layer by name: `{"name": "shaw", "max_distance": 16}`, `{"name": "top_k", "num_keys":
+            8}`, `{"name": "sparse", "patterns": [{"kind": "sliding", "length": 9, "window": 2}]}`.
         norm: `"pre"`, `"post"`, `"pre_post"`, or a dict with `kind` (`"rms"`, `"layer"`) and `eps`.
         loops: How often the stack of layers is applied, with the same weights. Range: >= 1.
         max_length: Most tokens, or `None` for no limit.

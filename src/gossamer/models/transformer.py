@@ -51,7 +51,8 @@ class Transformer(PretrainedModel):
         block = {key: config[key] for key in ("feed_forward", "attention", "norm")}
         self.embedding = nn.Embedding(config["vocab_size"], dim)
         self.layers = nn.ModuleList(
-            TransformerBlock(dim, config["num_heads"], **block) for _ in range(config["num_layers"])
+            TransformerBlock(dim, config["num_heads"], **block, layer=number)
+            for number in range(config["num_layers"])
         )
         self.positions = self._build_positions(config["positions"])
         style, norm_options = named_options(norm, "norm")
