@@ -114,6 +114,7 @@ def test_figures_are_those_of_direct_computation(kind, generator) -> None:
             assert figures[f"{name}_stable_rank"] == pytest.approx(wanted)
 
 
+@pytest.mark.filterwarnings("ignore:the query weights of")
 def test_delta_sums_are_those_of_direct_computation(generator) -> None:
     q, k, v = (x[:, :, :40] for x in planted(generator, 40))
     g = torch.rand(1, 3, 40, 8, generator=generator)

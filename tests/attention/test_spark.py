@@ -69,6 +69,27 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
         assert not mix(layer.eval(), q[:, :, 2:3], k, v, mask[2:3]).any()
 
 
+def test_equal_scores_are_read_and_not_dropped() -> None:
+    layer = SparkAttention(16, 1, k=2)
+    q, k, v = torch.zeros(1, 1, 1, 16), torch.randn(1, 1, 9, 16), torch.randn(1, 1, 9, 16)
+    out = mix(layer, q, k, v)
+    torch.testing.assert_close(out[0, 0, 0], math.log(2) * v[0, 0].mean(0))
+    two = torch.cat((torch.ones(5), -torch.ones(5)))[None, None, :, None].expand(1, 1, 10, 16)
+    v = torch.randn(1, 1, 10, 16)
+    out = mix(SparkAttention(16, 1, k=1), torch.ones(1, 1, 1, 16), two, v)
+    gain = F.softplus(torch.tensor(8 / 8**0.5))
+    torch.testing.assert_close(out[0, 0, 0], gain * v[0, 0, :5].mean(0))
+
+
+def test_gathering_equals_masking() -> None:
+    torch.manual_seed(0)
+    layer = SparkAttention(32, 4, k=5, num_kv_heads=2).eval()
+    q, (k, v) = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 2, 90, 8)
+    with torch.no_grad():
+        gathered = mix(layer, q, k, v)
+    torch.testing.assert_close(mix(layer, q, k, v).detach(), gathered)
+
+
 def test_grouped_keys_equal_repeated_ones() -> None:
     torch.manual_seed(0)
     layer = SparkAttention(32, 4, k=4, num_kv_heads=2)

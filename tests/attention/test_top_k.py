@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gossamer.attention import StatisticalTopK, expected_count, statistical_top_k
 from gossamer.attention import top_k as top_k_module
@@ -251,6 +252,29 @@ def test_calibration_brings_the_count_back() -> None:
     other.load_state_dict(top_k.state_dict())
     x = skewed()
     assert torch.equal(other.eval()(x), top_k(x))
+
+
+def test_a_layer_that_is_computed_again_finds_the_threshold_it_had() -> None:
+    top_k = StatisticalTopK(20, calibrate=True)
+    twin = StatisticalTopK(20, calibrate=True)
+    for _ in range(5):
+        x = torch.randn(8, 200).exp().requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        checkpoint(top_k, x, use_reentrant=False).square().sum().backward()
+        twin(y).square().sum().backward()
+        assert torch.equal(x.grad, y.grad)
+    for name, value in twin.state_dict().items():
+        assert torch.equal(top_k.state_dict()[name], value)
+    assert float(top_k.offset) != 0.0
+
+
+def test_quantiles() -> None:
+    for share, z in ((0.2, 0.841621233573), (0.08, 1.405071560310), (0.05, 1.644853626951)):
+        x = torch.randn(1000, dtype=torch.float64)
+        x = (x - x.mean()) / x.std(correction=0)  # so that theta is the quantile
+        out = statistical_top_k(x, share)
+        theta = (x - out)[out > 0]
+        torch.testing.assert_close(theta, torch.full_like(theta, z), atol=1e-10, rtol=0)
 
 
 def test_calibration_counts_visible_entries_only() -> None:

@@ -161,6 +161,37 @@ def test_auto_takes_an_engine_that_runs() -> None:
             torch.testing.assert_close(got, block(x.to(dtype)), atol=1e-2, rtol=0)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_loops_write_float32_whatever_the_default_is(engine: str) -> None:
+    usable(engine)
+    block = layer()
+    packed, x = block.pack(engine=engine), torch.randn(1, 48)
+    with torch.no_grad():
+        expected = block(x)
+        for dtype in (torch.float64, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            try:
+                got = packed(x)
+            finally:
+                torch.set_default_dtype(torch.float32)
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+def test_loops_refuse_what_they_cannot_read() -> None:
+    usable("cpp")
+    matrix = torch.randn(6, 4)
+    with pytest.raises(UnsupportedError, match="contiguous tensors on the CPU"):
+        kernels.compiled().matvec(matrix.T, torch.randn(6))
+
+
+def test_a_threshold_that_moved_is_noticed() -> None:
+    block = layer(calibrate=True)
+    packed = block.pack(engine="torch")
+    block.train()(torch.randn(9, 48).exp())
+    with torch.no_grad(), pytest.raises(ConfigError, match="changed since"):
+        packed(torch.randn(1, 48))
+
+
 def test_without_a_compiler_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     kernels.compiled.cache_clear()
@@ -199,8 +230,10 @@ def test_bad_use_of_the_packed_form() -> None:
     packed.eval()
     with pytest.raises(ShapeError, match="x must"):
         packed(torch.randn(1, 47))
-    with pytest.raises(DtypeError, match=r"x must be torch\.float32 as the weights"):
+    with pytest.raises(DtypeError, match=r"x must be torch\.float32 on cpu as the weights"):
         packed(x.double())
+    with pytest.raises(DtypeError, match="on meta"):
+        packed(x.to("meta"))
     with torch.no_grad():
         block.down.weight.mul_(2)
         with pytest.raises(ConfigError, match=r"changed since\. Call pack\(\) again"):
@@ -265,6 +298,14 @@ def test_report_finds_the_recall_of_the_predictor() -> None:
     assert other.recall is not None
     assert exact.recall > 0.9  # the count varies around k
     assert 0.2 < other.recall < exact.recall
+
+
+def test_report_of_the_packed_form_is_that_of_its_layer() -> None:
+    block = layer()
+    x = torch.randn(40, 48)
+    with torch.no_grad():
+        packed = sparsity_report(block.pack(engine="torch"), [x]).layers[""]
+    assert packed == sparsity_report(block, [x]).layers[""]
 
 
 def test_report_moves_no_calibrated_threshold_and_names_bad_input() -> None:

@@ -92,6 +92,23 @@ def test_spark_attention_generates_with_the_cache_as_without() -> None:
     assert torch.equal(full[:, 11:].argmax(-1), out[:, 12:])
 
 
+def test_masks_and_models_that_would_be_misread_are_refused() -> None:
+    model = replace_attention(llama(), own_attention)
+    layer = model.model.layers[0].self_attn
+    x, ids = torch.randn(2, 6, 32), torch.arange(6)[None]
+    for mask in (torch.ones(2, 6), torch.ones(2, 1, 1, 6, dtype=torch.bool)):
+        with pytest.raises(UnsupportedError, match="must say what each query sees"):
+            layer(x, attention_mask=mask, position_ids=ids)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text, self.vision = llama().model.layers, llama().model.layers
+
+    with pytest.raises(UnsupportedError, match="one list of layers with mlp; got 2"):
+        replace_feed_forward(Two(), SparkFeedForward.like)
+
+
 def test_some_layers_only() -> None:
     model = replace_feed_forward(llama(), SparkFeedForward.like, layers=[1])
     kinds = [type(layer.mlp).__name__ for layer in model.model.layers]

@@ -27,6 +27,8 @@ from .pattern_check import check_patterns as check_patterns
 from .patterns import AttentionPattern as AttentionPattern
 from .precision import low_precision_attention as low_precision_attention
 from .precision import softmax_shift as softmax_shift
+from .rank_report import HeadRankReport as HeadRankReport
+from .rank_report import rank_report as rank_report
 from .shaw import ShawAttention as ShawAttention
 from .spark import SparkAttention as SparkAttention
 from .sparse import SparseAttention as SparseAttention

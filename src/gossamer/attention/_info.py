@@ -60,10 +60,12 @@ METHODS = (
         ),
         symbols=(
             "AttentionRankReport",
+            "HeadRankReport",
             "HeadSizeReport",
             "attention_rank",
             "expand_heads",
             "min_head_dim",
+            "rank_report",
             "realize_attention",
         ),
         recipes=("head-size",),

@@ -16,8 +16,9 @@ from gossamer.errors import UnsupportedError
 
 __all__ = ["AttentionCall", "CallWatcher", "check_can_watch"]
 
-# below this an additive mask hides a key: libraries write the lowest number of a dtype
-HIDDEN = -1e30
+# below this an additive mask hides a key: libraries write -1e9 or the lowest number of a dtype,
+# which for float16 is -65504
+HIDDEN = -1e4
 
 
 class AttentionCall(NamedTuple):

@@ -98,7 +98,7 @@ class MismatchMonitor:
         """
         with evaluating(self.model):
             full = _log_probabilities(self.model, batch)
-            low_model = copy.deepcopy(self.model).to(self.dtype)
+            low_model = _lowered(copy.deepcopy(self.model), self.dtype)
             low = _log_probabilities(low_model, _cast(batch, self.dtype))
         labels = full.argmax(-1) if labels is None else labels.to(full.device)
         check_shape(labels, full.shape[:-1], "labels")
@@ -122,6 +122,18 @@ class MismatchMonitor:
         )
         self.reports.append(report)
         return report
+
+
+def _lowered(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast what a checkpoint holds; frequencies of positions and the like stay as they are."""
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
+    return model
 
 
 def _log_probabilities(model: nn.Module, batch: Any) -> Tensor:

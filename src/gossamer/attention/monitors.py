@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,6 +204,7 @@ class RoundingMonitor:
         self._norms: dict[str, list[list[float]]] = {}
         self._sums: dict[str, HeadSums] = {}
         self._watching = False
+        self._learns = False
         self._watcher = CallWatcher(model, self._see)
         self._handles = (
             model.register_forward_pre_hook(self._begin),
@@ -281,6 +283,7 @@ class RoundingMonitor:
         if first:
             history.append(torch.zeros(call.q.shape[1], dtype=torch.float64))
         if error is not None:
+            self._learns = True
             total = history[-1]
 
             def add(grad: Tensor, error: Tensor = error, total: Tensor = total) -> None:
@@ -300,6 +303,29 @@ class RoundingMonitor:
         for layer, figures in layers.items():
             self._norms.setdefault(layer, []).append(figures["query_norm"])
         self.report = RoundingReport(layers, unseen=tuple(self._watcher.unseen))
+        if self.num_checks == 1:
+            self._warn_of_blind_spots(layers)
+
+    def _warn_of_blind_spots(self, layers: Mapping[str, Mapping[str, list[float]]]) -> None:
+        """Say once where an alarm can never come."""
+        unknown = [
+            name or "the model itself"
+            for name, one in layers.items()
+            if math.isnan(one["query_norm"][0])
+        ]
+        if unknown:
+            warnings.warn(
+                f"the query weights of {', '.join(unknown)} were not found, so that no alarm can "
+                "come for them; `report` and `running_sums` are right.",
+                stacklevel=2,
+            )
+        if not self._learns:
+            warnings.warn(
+                "no attention output of this pass needs a gradient, as with reentrant "
+                "checkpointing, so that running sums stay 0 and no alarm can come. Use "
+                "use_reentrant=False.",
+                stacklevel=2,
+            )
 
 
 def _note(sums: dict[str, HeadSums], call: AttentionCall, *, keep: bool = False) -> Tensor | None:

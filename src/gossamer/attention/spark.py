@@ -19,6 +19,10 @@ from gossamer.positions import Positions
 __all__ = ["SparkAttention"]
 
 
+# Keys for each kept one from which gathering rows beats masking them (measured on a CPU).
+GATHER_FROM = 8
+
+
 class SparkAttention(MultiHeadAttention):
     r"""Attention in which each query reads about k keys, found from a slice of its head.
 
@@ -31,7 +35,9 @@ class SparkAttention(MultiHeadAttention):
     most k keys reads them all. A bias of positions acts on the logits of the first slice; rotary
     positions turn each slice as a head of its own.
 
-    In evaluation, one new token without gradients reads only the rows of the kept keys.
+    In evaluation on a CPU, one new token without gradients reads only the rows of the kept keys
+    where these are at most an eighth of all; below that, masks are faster. A query whose scores are
+    all equal reads all keys.
 
     Args:
         dim: Model width M.
@@ -114,7 +120,10 @@ class SparkAttention(MultiHeadAttention):
     ) -> Tensor:
         """Attend to the keys that the first slice picks."""
         length, num_keys = q.shape[2], k.shape[2]
-        decoding = length == 1 and not self.training and not torch.is_grad_enabled()
+        target = self.k if isinstance(self.k, float) else min(self.k, num_keys)
+        few = target * (num_keys if isinstance(target, float) else 1) * GATHER_FROM <= num_keys
+        inference = not self.training and not torch.is_grad_enabled()
+        gathers = length == 1 and inference and few and q.device.type == "cpu"
         r, group = self.predictor_dim, q.shape[1] // k.shape[1]
         # (B, H_kv, group, T, .): the queries of a group meet their key head without copies of it
         grouped = q.view(len(q), k.shape[1], group, *q.shape[2:])
@@ -131,11 +140,13 @@ class SparkAttention(MultiHeadAttention):
             triangle = causal_mask(length, num_keys, device=q.device)
             mask = triangle if mask is None else mask & triangle
         # hard and soft thresholds give the same softmax
-        target = self.k if isinstance(self.k, float) else min(self.k, num_keys)
         kept = statistical_top_k(logits, target, mask=mask, fill=-math.inf, soft=False)
+        # with equal scores nothing may exceed the threshold; a query reads its best keys at least
+        best = logits if mask is None else logits.masked_fill(~mask, -math.inf)
+        kept = torch.where(logits == best.amax(-1, keepdim=True), logits, kept)
         seen = kept.isfinite().any(-1, keepdim=True)
         weights = torch.where(seen, kept, 0.0).softmax(-1) * seen
-        if decoding:
+        if gathers:
             return self._gather(grouped, k, v, weights)
         gains = F.softplus(self.scales[1] * (grouped[..., r:] @ keys[..., r:].transpose(-1, -2)))
         weights = (weights.view_as(gains) * gains).to(v.dtype)

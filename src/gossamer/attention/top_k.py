@@ -157,8 +157,7 @@ def _centre(
     else:
         count = mask.expand_as(x).sum(dim, keepdim=True)
         # a power of two, so that a cache that grows by one token does not make a new table
-        table = _quantiles(k, 1 << size.bit_length())
-        quantile = torch.tensor(table, dtype=x.dtype, device=x.device)[count]
+        quantile = _quantiles(k, 1 << size.bit_length(), x.dtype, x.device)[count]
         # where and not a product: what is masked may be infinite
         mean = torch.where(mask, x, 0.0).sum(dim, keepdim=True) / count.clamp(min=1)
         centred = torch.where(mask, x - mean, 0.0)
@@ -171,12 +170,15 @@ def _centre(
     return centred, torch.where(level > -math.inf, height, -math.inf)
 
 
-@lru_cache(maxsize=64)
-def _quantiles(k: int | float, size: int) -> tuple[float, ...]:
+@lru_cache(maxsize=64, typed=True)  # typed: 1 is a count, 1.0 a share
+@torch.inference_mode(False)  # what is kept here must serve a gradient later
+def _quantiles(k: int | float, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the normal quantile that keeps k of n entries, for n = 0 .. size."""
     if isinstance(k, float):
-        return (_NORMAL.inv_cdf(1 - k) if k < 1.0 else -math.inf,) * (size + 1)
-    return tuple(_NORMAL.inv_cdf(1 - k / n) if n > k else -math.inf for n in range(size + 1))
+        values = [_NORMAL.inv_cdf(1 - k) if k < 1.0 else -math.inf] * (size + 1)
+    else:
+        values = [_NORMAL.inv_cdf(1 - k / n) if n > k else -math.inf for n in range(size + 1)]
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def check_top_k(k: int | float, size: int | None = None) -> None:
@@ -249,6 +251,7 @@ class StatisticalTopK(nn.Module):
     """
 
     offset: Tensor
+    step: Tensor
 
     def __init__(
         self,
@@ -266,10 +269,20 @@ class StatisticalTopK(nn.Module):
         self.calibrate = calibrate
         if calibrate:
             self.register_buffer("offset", torch.zeros(()))
+            # the step of the last call, taken at the next: a layer that is computed again for its
+            # gradient (checkpointing) then finds the threshold it had
+            self.register_buffer("step", torch.zeros(()))
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, fill: float = 0.0) -> Tensor:
         """Keep about k entries of every row."""
-        offset: float | Tensor = self.offset.clone() if self.calibrate else 0.0
+        again = torch._C._current_graph_task_id() != -1  # inside a backward pass
+        learns = self.calibrate and self.training and not again
+        if learns:
+            self.offset += self.step
+            self.step.zero_()
+        offset: float | Tensor = 0.0
+        if self.calibrate:
+            offset = self.offset.clone() if self.training else self.offset + self.step
         out = statistical_top_k(
             x,
             self.k,
@@ -279,13 +292,13 @@ class StatisticalTopK(nn.Module):
             unbiased=self.unbiased,
             offset=offset,
         )
-        if self.calibrate and self.training:
+        if learns:
             self._calibrate(out.detach() != fill, mask)
         return out
 
     @torch.no_grad()
     def _calibrate(self, kept: Tensor, mask: Tensor | None) -> None:
-        """Move the offset by a damped Newton step on the share that is kept."""
+        """Note a damped Newton step of the offset on the share that is kept."""
         size = kept.shape[-1]
         if mask is None:
             wanted = self.k if isinstance(self.k, float) else self.k / size
@@ -296,7 +309,7 @@ class StatisticalTopK(nn.Module):
             total = visible.sum().clamp(min=1)
             wanted, seen = float(target.sum() / total), kept.sum() / total
         slope = _NORMAL.pdf(_NORMAL.inv_cdf(1 - min(max(wanted, 1e-4), 1 - 1e-4)))
-        self.offset += (_RATE * (seen - wanted) / slope).clamp(-0.1, 0.1)
+        self.step.copy_((_RATE * (seen - wanted) / slope).clamp(-0.1, 0.1))
 
     def extra_repr(self) -> str:
         """Show the options."""

@@ -20,7 +20,7 @@ _SOURCE = Path(__file__).with_name("_spark_kernels.cpp")
 
 def gather_numba(units: Tensor, weights: Tensor, up: Tensor, rest: Tensor, down: Tensor) -> Tensor:
     """Return the weighted sum of the rows of `down` for the active units, float32 on the CPU."""
-    out = torch.zeros(down.shape[1])
+    out = _floats(down.shape[1])
     _numba_loop()(*(t.numpy() for t in (units, weights, up, rest, down, out)))
     return out
 
@@ -110,7 +110,7 @@ class Library:
 
     def matvec(self, matrix: Tensor, x: Tensor) -> Tensor:
         """Return the product of a matrix and a vector, in float32."""
-        out = torch.empty(len(matrix))
+        out = _floats(len(matrix))
         self._call("matvec", matrix.dtype, *_pointers(matrix, x, out), *_sizes(matrix.shape))
         return out
 
@@ -118,7 +118,7 @@ class Library:
         self, units: Tensor, weights: Tensor, up: Tensor, rest: Tensor, down: Tensor
     ) -> Tensor:
         """Return the weighted sum of the rows of `down` for the active units, in float32."""
-        out = torch.zeros(down.shape[1])
+        out = _floats(down.shape[1])
         weights = weights.float()  # a name of its own, so that it lives as long as its pointer
         pointers = _pointers(units, weights, up, rest, down, out)
         sizes = _sizes((len(units), up.shape[1], down.shape[1]))
@@ -130,7 +130,18 @@ class Library:
         getattr(self._library, f"gossamer_{name}_{suffix}")(*args)
 
 
+def _floats(size: int) -> Tensor:
+    """Return zeros as the loops write them, whatever the defaults of PyTorch are just now."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
+
+
 def _pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise UnsupportedError(
+                f"the compiled loops need contiguous tensors on the CPU; got {tensor.device} and "
+                f"strides {tensor.stride()}. Use engine='torch'."
+            )
     return [ctypes.c_void_p(t.data_ptr()) for t in tensors]
 
 

@@ -54,9 +54,13 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(dim, hidden_dim, bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the hidden units, `(..., hidden_dim)`."""
+        return ACTIVATIONS[self.activation](self.up(x))
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to the last axis."""
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))  # type: ignore[no-any-return]
+        return self.down(self.hidden(x))  # type: ignore[no-any-return]
 
 
 class GatedFeedForward(nn.Module):
@@ -95,6 +99,10 @@ class GatedFeedForward(nn.Module):
         self.up = nn.Linear(dim, hidden_dim, bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the hidden units, `(..., hidden_dim)`."""
+        return ACTIVATIONS[self.activation](self.gate(x)) * self.up(x)  # type: ignore[no-any-return]
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to the last axis."""
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        return self.down(self.hidden(x))  # type: ignore[no-any-return]

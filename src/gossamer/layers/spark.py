@@ -77,11 +77,15 @@ class SparkFeedForward(nn.Module):
         self.down = nn.Linear(hidden_dim, dim, bias=False)
         self.top_k = StatisticalTopK(k, unbiased=unbiased, calibrate=calibrate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the block to the last axis."""
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the hidden units, `(..., hidden_dim)`, 0 where a unit is not active."""
         r = self.predictor_dim
         active = self.top_k(self.predictor(x[..., :r]))
-        return self.down(ACTIVATIONS[self.activation](active) * self.up(x[..., r:]))  # type: ignore[no-any-return]
+        return ACTIVATIONS[self.activation](active) * self.up(x[..., r:])  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block to the last axis."""
+        return self.down(self.hidden(x))  # type: ignore[no-any-return]
 
     def pack(self, *, engine: str = "auto") -> PackedSparkFeedForward:
         """Return the decoding form, with a copy of the weights; see `PackedSparkFeedForward`."""

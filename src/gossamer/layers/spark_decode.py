@@ -44,7 +44,7 @@ class PackedSparkFeedForward(nn.Module):
 
     Raises:
         ShapeError: If x has another width.
-        DtypeError: If x has another dtype than the weights.
+        DtypeError: If x has another dtype than the weights, or is on another device.
         ConfigError: If the engine is unknown, or the weights of `module` changed since packing.
         UnsupportedError: If called in training mode or with a gradient asked for, or if the engine
             cannot run here.
@@ -76,7 +76,8 @@ class PackedSparkFeedForward(nn.Module):
             ("down", module.down.weight.T),
         ):
             self.register_buffer(name, weight.detach().clone(memory_format=torch.contiguous_format))
-        self._source = [(weakref.ref(p), p._version) for p in module.parameters()]
+        tensors = (*module.parameters(), *module.buffers())
+        self._source = [(weakref.ref(t), t._version) for t in tensors]
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ class PackedSparkFeedForward(nn.Module):
         self._check(x)
         tokens = x.reshape(-1, x.shape[-1])
         if len(tokens) > MAX_TOKENS:
-            return self._dense(tokens).view(x.shape)
+            return (self.hidden(tokens) @ self.down).view(x.shape)
         gather, matvec = self._route()
         out = torch.empty_like(tokens)
         for row, token in zip(out, tokens, strict=True):
@@ -96,11 +97,11 @@ class PackedSparkFeedForward(nn.Module):
             row.copy_(gather(units, weights, self.up, rest, self.down))
         return out.view(x.shape)
 
-    def _dense(self, tokens: Tensor) -> Tensor:
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the hidden units of many tokens, `(..., hidden_dim)`, by dense products."""
         r = self.predictor_dim
-        active = self.top_k(tokens[:, :r] @ self.predictor.T)
-        hidden = ACTIVATIONS[self.activation](active) * (tokens[:, r:] @ self.up.T)
-        return hidden @ self.down
+        active = self.top_k(x[..., :r] @ self.predictor.T)
+        return ACTIVATIONS[self.activation](active) * (x[..., r:] @ self.up.T)
 
     def _route(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """Return the gather and the product with the predictor's rows."""
@@ -129,9 +130,10 @@ class PackedSparkFeedForward(nn.Module):
     def _check(self, x: Tensor) -> None:
         dim = self.predictor.shape[1] + self.up.shape[1]
         check_shape(x, (*[None] * (x.dim() - 1), dim), "x")
-        if x.dtype != self.up.dtype:
+        if x.dtype != self.up.dtype or x.device != self.up.device:
             raise DtypeError(
-                f"x must be {self.up.dtype} as the weights; got {x.dtype}. Convert one of them."
+                f"x must be {self.up.dtype} on {self.up.device} as the weights; got {x.dtype} on "
+                f"{x.device}. Convert one of them."
             )
         if self.training or (torch.is_grad_enabled() and x.requires_grad):
             asked = "training mode" if self.training else "an input that requires a gradient"
@@ -140,8 +142,8 @@ class PackedSparkFeedForward(nn.Module):
                 "torch.no_grad(), or train the SparkFeedForward that it was packed from."
             )
         for reference, version in self._source:
-            parameter = reference()
-            if parameter is not None and parameter._version != version:
+            tensor = reference()
+            if tensor is not None and tensor._version != version:
                 raise ConfigError(
                     "the packed weights must be those of the layer they were packed from; it was "
                     "changed since. Call pack() again."

@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from gossamer.errors import DataError, UnsupportedError
 from gossamer.layers.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from gossamer.layers.spark import SparkFeedForward
+from gossamer.layers.spark_decode import PackedSparkFeedForward
+from gossamer.measures.variance import call_model
 
 __all__ = ["LayerSparsity", "SparsityReport", "sparsity_report"]
+
+_SPARK = (SparkFeedForward, PackedSparkFeedForward)
+_KINDS = (*_SPARK, FeedForward, GatedFeedForward)
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,10 @@ def sparsity_report(model: nn.Module, batches: Iterable[Any]) -> SparsityReport:
     why the active share drifts from its target.
 
     Args:
-        model: Any module that holds `SparkFeedForward`, `FeedForward` or `GatedFeedForward`; its
-            mode is kept. Use `model.eval()` where dropout matters.
-        batches: Inputs; a tuple or list is passed as several arguments, a dict as keywords.
+        model: Any module that holds `SparkFeedForward`, its packed form, `FeedForward` or
+            `GatedFeedForward`, or classes derived from these that change `hidden`; its mode is
+            kept. Use `model.eval()` where dropout matters.
+        batches: What the model is called with: tensors, keywords, batches of a task, or tuples.
 
     Raises:
         UnsupportedError: If the model holds no such layer.
@@ -88,22 +94,22 @@ def sparsity_report(model: nn.Module, batches: Iterable[Any]) -> SparsityReport:
     Source: figures as in You et al., *Spark Transformer*, NeurIPS 2025, section 4.
     Deviations: recall is ours.
     """
-    kinds = (SparkFeedForward, FeedForward, GatedFeedForward)
-    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    found = {name: module for name, module in model.named_modules() if isinstance(module, _KINDS)}
     if not found:
         raise UnsupportedError(
-            "the model must hold SparkFeedForward, FeedForward or GatedFeedForward layers; got "
+            "the model must hold SparkFeedForward, its packed form, FeedForward or "
+            "GatedFeedForward layers; got "
             f"{type(model).__name__} without any. Replace its blocks with replace_feed_forward."
         )
     sums: dict[str, list[Tensor]] = {name: [] for name in found}
-    calibrating = [m.top_k for m in found.values() if isinstance(m, SparkFeedForward)]
+    calibrating = [m.top_k for m in found.values() if isinstance(m, _SPARK)]
     modes = [top_k.training for top_k in calibrating]
     hooks = [m.register_forward_pre_hook(_measure(sums[name])) for name, m in found.items()]
     try:
         for top_k in calibrating:
             top_k.eval()  # a measurement must not move a calibrated threshold
         for batch in batches:
-            _call(model, batch)
+            call_model(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
@@ -116,21 +122,14 @@ def sparsity_report(model: nn.Module, batches: Iterable[Any]) -> SparsityReport:
     )
 
 
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, dict):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)
-
-
 def _measure(sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     """Return a hook that adds what it sees: tokens, active, cubes, fourth powers, hits."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         x = inputs[0].reshape(-1, inputs[0].shape[-1])
-        scores, hidden, whole = _hidden(module, x)
+        assert isinstance(module, _KINDS)  # no other is hooked
+        scores, whole = _scores(module, x)
+        hidden = module.hidden(x)
         standard = (scores - scores.mean(-1, keepdim=True)).double()
         standard /= standard.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
         active = hidden != 0
@@ -154,37 +153,38 @@ def _measure(sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]
     return hook
 
 
-def _hidden(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return scores, hidden values, and hidden values if no unit were dropped."""
-    if isinstance(module, SparkFeedForward):
-        act, r = ACTIVATIONS[module.activation], module.predictor_dim
-        scores, rest = module.predictor(x[:, :r]), module.up(x[:, r:])
-        return scores, act(module.top_k(scores)) * rest, act(scores) * rest
+def _scores(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the scores that an activation sees, and the hidden values if no unit were dropped."""
+    if isinstance(module, _SPARK):
+        if isinstance(module, PackedSparkFeedForward):
+            predictor, up = module.predictor, module.up
+        else:
+            predictor, up = module.predictor.weight, module.up.weight
+        r = module.predictor_dim
+        scores = x[:, :r] @ predictor.T
+        return scores, ACTIVATIONS[module.activation](scores) * (x[:, r:] @ up.T)
     if isinstance(module, GatedFeedForward):
-        gate = module.gate(x)
-        return gate, ACTIVATIONS[module.activation](gate) * module.up(x), None
-    assert isinstance(module, FeedForward)  # the only other kind that is hooked
-    scores = module.up(x)
-    return scores, ACTIVATIONS[module.activation](scores), None
+        return module.gate(x), None
+    assert isinstance(module, FeedForward)
+    return module.up(x), None
 
 
 def _count(module: nn.Module, size: int) -> int:
-    assert isinstance(module, SparkFeedForward)
+    assert isinstance(module, _SPARK)
     k = module.top_k.k
     return max(1, round(k * size)) if isinstance(k, float) else k
 
 
 def _summary(module: nn.Module, rows: list[Tensor]) -> LayerSparsity:
     tokens, active, cubes, fourths, hits = torch.stack(rows).sum(0).tolist()
-    spark = isinstance(module, SparkFeedForward)
     target = None
-    if isinstance(module, SparkFeedForward):
-        size = module.down.in_features
+    if isinstance(module, _SPARK):
+        size = module.down.shape[0] if isinstance(module.down, Tensor) else module.down.in_features
         target = _count(module, size) / size
     return LayerSparsity(
         active=active / tokens,
         target=target,
         skew=cubes / tokens,
         kurtosis=fourths / tokens - 3,
-        recall=hits / tokens if spark else None,
+        recall=None if target is None else hits / tokens,
     )

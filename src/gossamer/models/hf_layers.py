@@ -37,7 +37,7 @@ def replace_feed_forward(
         The same model.
 
     Raises:
-        UnsupportedError: If no layers with `mlp` are found.
+        UnsupportedError: If no layers with `mlp` are found, or several lists of them.
         ConfigError: If a number is no layer, or the factory returns no module.
 
     Example:
@@ -78,8 +78,9 @@ def replace_attention(
         The same model.
 
     Raises:
-        UnsupportedError: If no layers with `self_attn` are found, or the rotary positions are of
-            another kind.
+        UnsupportedError: If no layers with `self_attn` are found, or several lists of them, or the
+            rotary positions are of another kind; at a call, if the model's mask is not one for each
+            query, as that of `attn_implementation="sdpa"` or `"eager"` is.
         ConfigError: If a number is no layer, or the factory returns another kind of module.
 
     Example:
@@ -117,6 +118,11 @@ def _layers(model: nn.Module, part: str, numbers: Iterable[int] | None) -> list[
         raise UnsupportedError(
             f"the model must have a list of layers with {part}, as Llama and Gemma have; got "
             f"{type(model).__name__}. Replace the blocks of this model by hand."
+        )
+    if len(found) > 1:
+        raise UnsupportedError(
+            f"the model must have one list of layers with {part}; got {len(found)}. Give the part "
+            "that holds the right one, such as model.get_decoder()."
         )
     stack = found[0]
     chosen = range(len(stack)) if numbers is None else list(numbers)
@@ -160,9 +166,7 @@ class _AdaptedAttention(nn.Module):
         if position_ids is None:
             position_ids = torch.arange(length, device=hidden_states.device)[None]
         store = cache if cache is not None else past_key_values
-        mask = attention_mask
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask >= 0  # additive: 0 where a key takes part
+        mask = _checked_mask(attention_mask, length)
         out = self.layer(
             hidden_states,
             mask,
@@ -173,6 +177,19 @@ class _AdaptedAttention(nn.Module):
             cache=None if store is None else _SharedCache(store, self.layer_idx),
         )
         return out, None
+
+
+def _checked_mask(mask: Tensor | None, length: int) -> Tensor | None:
+    """Return a model's mask as a boolean one that says what each query sees."""
+    if mask is None:
+        return None
+    if mask.dim() != 4 or mask.shape[2] != length:
+        raise UnsupportedError(
+            "the mask of the model must say what each query sees, (batch, heads, queries, keys); "
+            f"got {tuple(mask.shape)} for {length} queries. Load the model with "
+            "attn_implementation='sdpa'."
+        )
+    return mask if mask.dtype == torch.bool else mask >= 0  # additive: 0 where a key takes part
 
 
 class _SharedCache:

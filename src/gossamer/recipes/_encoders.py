@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gossamer.attention import attention_rank
 from gossamer.models import Encoder
 from gossamer.positions import Positions, T5Positions
+from gossamer.recipes._timing import cpu_seconds
 
 __all__ = ["SegmentsAtInput", "TupePositions", "measure_rank", "measure_times"]
 
@@ -177,8 +178,5 @@ def _ratio(work: Callable[[int], None], repeats: int) -> float:
         work(number)  # warm-up; the product of DIET-ABS is kept from here on
     for repeat in range(repeats):
         for number in (0, 1) if repeat % 2 else (1, 0):
-            # of this process alone: wall time would count the other programs of the machine
-            begin = time.process_time()
-            work(number)
-            seconds[number].append(time.process_time() - begin)
+            seconds[number].append(cpu_seconds(partial(work, number)))
     return statistics.median(seconds[0]) / statistics.median(seconds[1])

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossamer.attention import StatisticalTopK
 from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, SparkFeedForward
 from gossamer.layers import _spark_kernels as kernels
 
-__all__ = ["ExactTopK", "GateTopK", "active_share", "decode_runs"]
+__all__ = ["ExactTopK", "GateTopK", "SquaredRelu", "decode_runs"]
 
 _GELU = ACTIVATIONS["gelu_tanh"]
 
@@ -32,12 +32,9 @@ class ExactTopK(FeedForward):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden values, 0 where a unit is dropped."""
-        values, units = self.up(x).topk(self.k, dim=-1)
-        return torch.zeros_like(self.up(x)).scatter(-1, units, _GELU(values))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the block to the last axis."""
-        return self.down(self.hidden(x))  # type: ignore[no-any-return]
+        scores = self.up(x)
+        values, units = scores.topk(self.k, dim=-1)
+        return torch.zeros_like(scores).scatter(-1, units, _GELU(values))
 
 
 class GateTopK(GatedFeedForward):
@@ -57,9 +54,13 @@ class GateTopK(GatedFeedForward):
         """Return the hidden values, 0 where a unit is dropped."""
         return _GELU(self.top_k(self.gate(x))) * self.up(x)  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the block to the last axis."""
-        return self.down(self.hidden(x))  # type: ignore[no-any-return]
+
+class SquaredRelu(FeedForward):
+    """A plain block with the square of ReLU, which leaves many units at 0 by itself."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the hidden values."""
+        return torch.relu(self.up(x)).square()
 
 
 def decode_runs(
@@ -108,15 +109,3 @@ def _dense_by_kernel(gated: GatedFeedForward) -> Callable[[Tensor], Tensor]:
         return library.matvec(down, hidden.to(x.dtype)).to(x.dtype)[None]
 
     return layer
-
-
-def active_share(block: nn.Module, x: Tensor) -> float:
-    """Return the share of hidden units that are not 0 for the inputs of a block."""
-    if isinstance(block, SparkFeedForward):
-        hidden = block.top_k(block.predictor(x[..., : block.predictor_dim]))
-    elif isinstance(block, (ExactTopK, GateTopK)):
-        hidden = block.hidden(x)
-    else:
-        assert isinstance(block, FeedForward)
-        hidden = ACTIVATIONS[block.activation](block.up(x))
-    return float((hidden != 0).float().mean())

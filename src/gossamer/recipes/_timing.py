@@ -6,7 +6,17 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["cpu_medians"]
+__all__ = ["cpu_medians", "cpu_seconds"]
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time of one call, in seconds.
+
+    Of this process alone: wall time would count the other programs of the machine.
+    """
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
 
 
 def cpu_medians(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, float]:
@@ -26,9 +36,7 @@ def cpu_medians(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> di
             run()
         for _ in range(repeats):
             for name, run in runs.items():
-                begin = time.process_time()
-                run()
-                times[name].append(time.process_time() - begin)
+                times[name].append(cpu_seconds(run))
     finally:
         torch.set_num_threads(threads)
     return {name: statistics.median(values) for name, values in times.items()}

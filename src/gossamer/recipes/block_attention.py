@@ -8,12 +8,12 @@ less than wall time; what is compared runs in turn in one process.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
+from gossamer.recipes._timing import cpu_seconds
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -129,7 +129,7 @@ def times_of(
     """Return the seconds at each size, and full attention's over it where both are measured."""
     passes = {n: passes_of(arm, config, n, generator) for n in sizes}
     if arm == FULL:
-        return {n: _seconds(one) for n, (one, _) in passes.items()}, None
+        return {n: cpu_seconds(one) for n, (one, _) in passes.items()}, None
     compared = sizes[-2] if arm in (MERGE, CALLS) else sizes[-1]
     times: dict[int, list[float]] = {n: [] for n in sizes}
     full = 0.0
@@ -137,9 +137,9 @@ def times_of(
         one()  # warm-up
     for repeat in range(config.repeats):
         for n, (one, whole) in passes.items():
-            times[n].append(_seconds(one))
+            times[n].append(cpu_seconds(one))
             if n == compared and repeat == config.repeats // 2:
-                full = _seconds(whole)
+                full = cpu_seconds(whole)
     seconds = {n: statistics.median(values) for n, values in times.items()}
     return seconds, full / seconds[compared]
 
@@ -164,13 +164,6 @@ def passes_of(
         return block_attention(q, k, v, layout, engine=arm)
 
     return (full if arm == FULL else blocks), full
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    # of this process alone: wall time would count the other programs of the machine
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
 
 
 def _claims(arm: str, what: str, compared: str) -> tuple[Claim, ...]:
