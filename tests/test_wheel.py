@@ -36,6 +36,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder / "site")
     assert not [name for name in names if name.startswith(("tests/", "docs/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    for name in ("_style.css", "_viewer.css", "_viewer.js"):
+        assert f"gossamer/report/{name}" in names
     return folder / "site"
 
 

@@ -12,7 +12,7 @@ import pytest
 from gossamer.cli import main
 from gossamer.files import read_json
 
-COMMANDS = ("list", "info", "doctor", "reproduce", "report", "train", "solve")
+COMMANDS = ("list", "info", "doctor", "reproduce", "report", "view", "train", "solve")
 TOY = str(Path(__file__).parents[1] / "recipes" / "toy.py")
 
 

@@ -1,80 +1,11 @@
 import json
-import shutil
 
 import pytest
 
 from gossamer.report import write_comparison, write_page, write_scoreboard
+from tests.report.conftest import CONTRAST
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-DRIVER = shutil.which("chromedriver")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER),
-        reason=f"needs a browser: chromium: {CHROMIUM}, chromedriver: {DRIVER}",
-    ),
-]
-
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-# Composes what is under a text before it takes the contrast, as the page paints tints.
-CONTRAST = """
-const parse = c => c.match(/[\\d.]+/g).map(Number);
-const luminance = c => { const [r, g, b] = parse(c).map(v => v / 255)
-  .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-const ground = e => { for (; e; e = e.parentElement) {
-  const c = getComputedStyle(e).backgroundColor;
-  if (parse(c)[3] !== 0) return c; } return 'rgb(255, 255, 255)'; };
-const texts = 'body, h1, p, th, td, .note, .verdict, a, code, dt, li';
-return [...document.querySelectorAll(texts)].map(e => {
-  const [a, b] = [luminance(getComputedStyle(e).color), luminance(ground(e))].sort((x, y) => y - x);
-  return [e.tagName + '.' + e.className, (a + 0.05) / (b + 0.05)]; });
-"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def show(browser):
-    """Open a file at a width in a colour scheme."""
-
-    def run(path, width=1280, scheme="light", media=""):
-        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"media": media, "features": features}
-        )
-        browser.get(path.resolve().as_uri())
-        return browser
-
-    return run
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("browser")]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,9 @@ from .block import block_scores as block_scores
 from .block_layout import BlockLayout as BlockLayout
 from .cache import KVCache as KVCache
 from .cache import LayerCache as LayerCache
+from .capture import AttentionMaps as AttentionMaps
+from .capture import LayerMaps as LayerMaps
+from .capture import capture_attention as capture_attention
 from .core import MultiHeadAttention as MultiHeadAttention
 from .core import attend as attend
 from .core import causal_mask as causal_mask

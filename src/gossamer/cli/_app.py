@@ -20,6 +20,7 @@ _COMMANDS = (
     ("doctor", "doctor", _EVIDENCE),
     ("reproduce", "reproduce", _EVIDENCE),
     ("report", "report", _EVIDENCE),
+    ("view", "view", _EVIDENCE),
     ("train", "train", _SEQUENCES),
     ("solve", "solve", _SEQUENCES),
 )

@@ -1,3 +1,5 @@
+from .heads import HeadReport as HeadReport
+from .heads import head_report as head_report
 from .spectra import SpectralReport as SpectralReport
 from .spectra import effective_rank as effective_rank
 from .spectra import marchenko_pastur_edges as marchenko_pastur_edges

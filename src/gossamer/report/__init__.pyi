@@ -6,3 +6,4 @@ from .page import write_page as write_page
 from .page import write_scoreboard as write_scoreboard
 from .tables import read_table as read_table
 from .tables import write_table as write_table
+from .viewer import write_attention_page as write_attention_page

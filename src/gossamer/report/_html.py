@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from html import escape
 from importlib.resources import files
 
-__all__ = ["Html", "Node", "document", "each", "join", "link", "scroll", "section", "tag"]
+__all__ = [
+    "Html",
+    "Node",
+    "document",
+    "each",
+    "join",
+    "link",
+    "packaged",
+    "scroll",
+    "section",
+    "tag",
+]
 
 # Nothing is loaded and nothing runs, whatever the numbers' file names and texts hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -61,17 +74,25 @@ def scroll(label: str, *nodes: Node) -> Html:
     return tag("div", *nodes, class_="scroll", role="region", aria_label=label, tabindex="0")
 
 
-def document(title: str, *nodes: Node) -> str:
-    """Make the whole file around the content."""
-    style = Html(files("gossamer.report").joinpath("_style.css").read_text(encoding="utf-8"))
+def packaged(name: str) -> str:
+    """Return the text of a style sheet or script that is installed with the package."""
+    return files("gossamer.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def document(title: str, *nodes: Node, style: str = "", script: str = "") -> str:
+    """Make the whole file around the content; a script runs only as it is given here."""
+    policy = _POLICY
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("title", title),
         tag("link", rel="icon", href="data:,"),
-        tag("style", style),
+        tag("style", Html(packaged("_style.css") + style)),
     )
-    body = tag("body", tag("main", *nodes))
+    body = tag("body", tag("main", *nodes), tag("script", Html(script)) if script else None)
     return f"<!DOCTYPE html>\n{tag('html', head, Html(chr(10)), body, lang='en')}\n"
