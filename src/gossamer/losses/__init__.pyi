@@ -1,3 +1,4 @@
+from .grad_cache import GradientCache as GradientCache
 from .multilabel import CoupledSoftmaxLoss as CoupledSoftmaxLoss
 from .multilabel import DecoupledSoftmaxLoss as DecoupledSoftmaxLoss
 from .multilabel import InBatchSoftmaxLoss as InBatchSoftmaxLoss

@@ -17,6 +17,7 @@ METHODS = (
         symbols=(
             "CoupledSoftmaxLoss",
             "DecoupledSoftmaxLoss",
+            "GradientCache",
             "InBatchSoftmaxLoss",
             "SoftTopKLoss",
             "SummedSoftmaxLoss",

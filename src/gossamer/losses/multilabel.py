@@ -116,7 +116,29 @@ class DecoupledSoftmaxLoss(nn.Module):
         return reduce_rows(loss, rows, self.reduction)
 
 
-class CoupledSoftmaxLoss(nn.Module):
+class _RowLoss(nn.Module):
+    """What the two baselines share: temperature, checks, reduction."""
+
+    def __init__(self, *, temperature: float = 0.05, reduction: str = "mean") -> None:
+        super().__init__()
+        check_range(temperature, "temperature", low=0.0, open_low=True)
+        check_choice(reduction, REDUCTIONS, "reduction")
+        self.temperature = temperature
+        self.reduction = reduction
+
+    def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss of each row."""
+        raise NotImplementedError
+
+    def forward(self, logits: Tensor, labels: Any) -> Tensor:
+        """Return the loss."""
+        scores = check_scores(logits) / self.temperature
+        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
+        rows = check_rows(weights > 0, "error")
+        return reduce_rows(self.of_rows(scores, weights), rows, self.reduction)
+
+
+class CoupledSoftmaxLoss(_RowLoss):
     r"""Cross-entropy over all labels, mean over the relevant ones: InfoNCE, the usual baseline.
 
     $$L_i = -\frac{1}{|P_i|} \sum_{j \in P_i} \log \mathrm{softmax}(s_i)_j$$
@@ -141,24 +163,13 @@ class CoupledSoftmaxLoss(nn.Module):
     Deviations: divided by the number of relevant labels, as the decoupled loss.
     """
 
-    def __init__(self, *, temperature: float = 0.05, reduction: str = "mean") -> None:
-        super().__init__()
-        check_range(temperature, "temperature", low=0.0, open_low=True)
-        check_choice(reduction, REDUCTIONS, "reduction")
-        self.temperature = temperature
-        self.reduction = reduction
-
-    def forward(self, logits: Tensor, labels: Any) -> Tensor:
-        """Return the loss."""
-        scores = check_scores(logits) / self.temperature
-        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
-        rows = check_rows(weights > 0, "error")
+    def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss of each row."""
         log = scores.log_softmax(1)
-        loss = -torch.where(weights > 0, weights * log, 0.0).sum(1) / weights.sum(1)
-        return reduce_rows(loss, rows, self.reduction)
+        return -torch.where(weights > 0, weights * log, 0.0).sum(1) / weights.sum(1)
 
 
-class SummedSoftmaxLoss(nn.Module):
+class SummedSoftmaxLoss(_RowLoss):
     r"""Minus the logarithm of the summed probability of all relevant labels.
 
     $$L_i = \log \sum_l e^{s_{il}} - \log \sum_{j \in P_i} e^{s_{ij}}$$
@@ -185,20 +196,9 @@ class SummedSoftmaxLoss(nn.Module):
     Deviations: none
     """
 
-    def __init__(self, *, temperature: float = 0.05, reduction: str = "mean") -> None:
-        super().__init__()
-        check_range(temperature, "temperature", low=0.0, open_low=True)
-        check_choice(reduction, REDUCTIONS, "reduction")
-        self.temperature = temperature
-        self.reduction = reduction
-
-    def forward(self, logits: Tensor, labels: Any) -> Tensor:
-        """Return the loss."""
-        scores = check_scores(logits) / self.temperature
-        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
-        rows = check_rows(weights > 0, "error")
-        loss = scores.logsumexp(1) - masked_logsumexp(scores, weights > 0)
-        return reduce_rows(loss, rows, self.reduction)
+    def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss of each row."""
+        return scores.logsumexp(1) - masked_logsumexp(scores, weights > 0)
 
 
 class InBatchSoftmaxLoss(nn.Module):

@@ -52,7 +52,7 @@ class Config:
     num_heads: int = 4
     layers: int = 2
     batch_size: int = 32
-    steps: int = 600
+    steps: int = 1200
     lr: float = 2e-3
 
 

@@ -1,0 +1,118 @@
+"""The gradient by chunks against the gradient of the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gossamer.errors import ConfigError, DataError, ShapeError
+from gossamer.losses import DecoupledSoftmaxLoss, GradientCache, SoftTopKLoss
+
+LABELS = [[0], [1, 2], [3], [4, 5], [6]]
+
+
+def encoder(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 4)
+    return nn.Sequential(*layers).double()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(5, 6, generator=generator, dtype=torch.float64),
+        torch.randn(9, 6, generator=generator, dtype=torch.float64),
+    )
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 7, 9, 100])
+@pytest.mark.parametrize("loss", [DecoupledSoftmaxLoss(), SoftTopKLoss(2)])
+def test_equals_the_whole_batch(chunk_size: int, loss: Any) -> None:
+    model, (x, y) = encoder(), data()
+    plain = loss(model(x) @ model(y).T, LABELS)
+    plain.backward()
+    expected = gradients(model)
+    value = GradientCache(model, loss, chunk_size=chunk_size).backward(x, y, LABELS)
+    torch.testing.assert_close(value, plain.detach(), atol=1e-12, rtol=0)
+    assert not value.requires_grad
+    for a, b in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 9])
+def test_dropout_draws_the_same_in_both_passes(chunk_size: int) -> None:
+    model, (x, y) = encoder(0.5).train(), data()
+    loss = DecoupledSoftmaxLoss()
+    torch.manual_seed(7)
+    # the whole batch encodes in the same chunks, so that it draws the same
+    parts = [[model(part) for part in side.split(chunk_size)] for side in (x, y)]
+    plain = loss(torch.cat(parts[0]) @ torch.cat(parts[1]).T, LABELS)
+    plain.backward()
+    after = torch.rand(1)
+    expected = gradients(model)
+    torch.manual_seed(7)
+    value = GradientCache(model, loss, chunk_size=chunk_size).backward(x, y, LABELS)
+    assert torch.equal(torch.rand(1), after)  # as if encoded once
+    torch.testing.assert_close(value, plain.detach())
+    for a, b in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)
+
+
+def test_mappings_lists_and_two_encoders() -> None:
+    """One `encode` may tell its two sides apart, and gets what the user has."""
+    model, (x, y) = encoder(), data()
+    towers = nn.ModuleDict({"x": encoder(), "y": encoder()})
+    torch.manual_seed(3)
+    nn.init.normal_(towers["y"][0].weight)
+    loss = DecoupledSoftmaxLoss()
+
+    def encode(chunk: Any) -> Tensor:
+        kind = "x" if "x" in chunk else "y"
+        return towers[kind](chunk[kind])
+
+    loss(towers["x"](x) @ towers["y"](y).T, LABELS).backward()
+    expected = gradients(towers)
+    GradientCache(encode, loss, chunk_size=2).backward({"x": x}, {"y": y}, LABELS)
+    for a, b in zip(gradients(towers), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+    loss(model(x) @ model(y).T, LABELS).backward()
+    expected = gradients(model)
+    stacked = GradientCache(lambda rows: model(torch.stack(rows)), loss, chunk_size=4)
+    stacked.backward(list(x), list(y), LABELS)
+    for a, b in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+def test_gradients_are_added() -> None:
+    model, (x, y) = encoder(), data()
+    cache = GradientCache(model, DecoupledSoftmaxLoss(), chunk_size=3)
+    cache.backward(x, y, LABELS)
+    once = [p.grad.clone() for p in model.parameters()]
+    cache.backward(x, y, LABELS)
+    for p, g in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 2 * g)
+
+
+def test_bad_input() -> None:
+    model, (x, y) = encoder(), data()
+    loss = DecoupledSoftmaxLoss()
+    with pytest.raises(ConfigError, match="chunk_size"):
+        GradientCache(model, loss, chunk_size=0)
+    cache = GradientCache(model, loss, chunk_size=4)
+    with pytest.raises(DataError, match="label_inputs must hold at least one entry"):
+        cache.backward(x, y[:0], LABELS)
+    with pytest.raises(ShapeError, match=r"entries of inputs must have one length; got \[4, 5\]"):
+        cache.backward({"a": x, "b": x[:4]}, y, LABELS)
+    with pytest.raises(ShapeError, match="one row for each of 4 inputs"):
+        GradientCache(lambda rows: model(rows)[None], loss, chunk_size=4).backward(x, y, LABELS)
+    with pytest.raises(ConfigError, match="parameters that learn"):
+        GradientCache(lambda rows: model(rows).detach(), loss).backward(x, y, LABELS)
