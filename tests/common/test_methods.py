@@ -17,6 +17,7 @@ from torch import nn
 
 import gossamer
 from gossamer.layers import SparkFeedForward
+from gossamer.models import BagEncoder
 from gossamer.recipes import build_config, find_recipe, list_recipes
 from gossamer.registry import MethodInfo, get_method, list_methods
 
@@ -40,6 +41,7 @@ BUILD = {
     "positions.LearnedPositions": {"max_position": 16},
     "layers.Residual": {"norm": "pre"},
     "models.Decoder": {"vocab_size": 14, "num_layers": 1},
+    "models.DualEncoder": {"encoder": BagEncoder(4)},
     "models.Encoder": {"vocab_size": 14, "num_layers": 1, "max_length": 4, "num_segments": 2},
     "attention.LinformerAttention": {"length": 4, "projection_dim": 2},
     "attention.ShawAttention": {"max_distance": 2},
@@ -72,7 +74,11 @@ def build(package: str, name: str) -> nn.Module:
     return cls(**{**needed, **BUILD.get(f"{package}.{name}", {})})
 
 
-MODULES = [(p, n) for p, n in SYMBOLS if is_module(symbol(p, n)) and n != "PretrainedModel"]
+MODULES = [
+    (p, n)
+    for p, n in SYMBOLS
+    if is_module(symbol(p, n)) and n not in ("PretrainedModel", "TextEncoder")
+]
 
 
 # --- methods ---
@@ -180,6 +186,10 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         pairs = "InBatch" in type(module).__name__
         return module(torch.ones(1, 1 if pairs else 2, dtype=dtype), [[0]])
     x = torch.ones(1, 1, 8, dtype=dtype)
+    if "texts" in inspect.signature(module.forward).parameters:
+        return module(["a"])
+    if "queries" in inspect.signature(module.forward).parameters:
+        return module(["a"], ["b"])
     if "sublayer" in inspect.signature(module.forward).parameters:
         return module(x, lambda y: 2 * y)
     return module(x)

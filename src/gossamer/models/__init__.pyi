@@ -4,6 +4,7 @@ from .block import TransformerBlock as TransformerBlock
 from .block import build_attention as build_attention
 from .block import build_feed_forward as build_feed_forward
 from .decoder import Decoder as Decoder
+from .dual_encoder import DualEncoder as DualEncoder
 from .encoder import Encoder as Encoder
 from .generation import CausalModel as CausalModel
 from .generation import generate as generate
@@ -12,3 +13,5 @@ from .hf import load_with_positions as load_with_positions
 from .hf_layers import replace_attention as replace_attention
 from .hf_layers import replace_feed_forward as replace_feed_forward
 from .saving import PretrainedModel as PretrainedModel
+from .text_encoder import BagEncoder as BagEncoder
+from .text_encoder import TextEncoder as TextEncoder

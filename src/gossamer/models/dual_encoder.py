@@ -1,0 +1,102 @@
+"""Queries and documents as vectors whose inner product is their score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gossamer.checks import check_range
+from gossamer.errors import ShapeError
+
+__all__ = ["DualEncoder"]
+
+
+class DualEncoder(nn.Module):
+    r"""One or two text encoders; the score of a query and a document is an inner product.
+
+    $$s_{ij} = f(q_i) \cdot g(d_j)$$
+
+    Args:
+        encoder: Maps a list of texts to `(n, D)`, such as `BagEncoder` or `TextEncoder`.
+        document_encoder: Of the documents; the same as that of the queries by default.
+        normalize: Divide vectors by their norm, so that scores are cosines. Default true.
+
+    Shape:
+        - queries, documents: lists of B and L texts; output: `(B, L)`.
+
+    Raises:
+        ShapeError: If the two encoders differ in width.
+
+    Example:
+        >>> from gossamer.models import BagEncoder
+        >>> DualEncoder(BagEncoder(8))(["red shoes"], ["shoes in red", "a lamp"]).shape
+        torch.Size([1, 2])
+
+    Source: Gupta et al., *Dual-Encoders for Extreme Multi-Label Classification*, ICLR 2024,
+        section 2.
+    Deviations: none
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        document_encoder: nn.Module | None = None,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.document_encoder = document_encoder
+        self.normalize = normalize
+
+    def embed_queries(self, texts: Sequence[str]) -> Tensor:
+        """Return the vectors of queries, `(n, D)`, with a graph where gradients are asked for."""
+        return self._vectors(self.encoder, texts)
+
+    def embed_documents(self, texts: Sequence[str]) -> Tensor:
+        """Return the vectors of documents, `(n, D)`, with a graph where gradients are asked for."""
+        return self._vectors(self.document_encoder or self.encoder, texts)
+
+    def encode_queries(self, texts: Sequence[str], *, batch_size: int = 256) -> Tensor:
+        """Return the vectors of many queries on the CPU, in evaluation and without gradients.
+
+        Args:
+            texts: Any number.
+            batch_size: Texts at a time. Range: >= 1. Default 256.
+        """
+        return self._encode(self.encoder, texts, batch_size)
+
+    def encode_documents(self, texts: Sequence[str], *, batch_size: int = 256) -> Tensor:
+        """Return the vectors of many documents, as `encode_queries`."""
+        return self._encode(self.document_encoder or self.encoder, texts, batch_size)
+
+    def forward(self, queries: Sequence[str], documents: Sequence[str]) -> Tensor:
+        """Return the score of every query with every document."""
+        q, d = self.embed_queries(queries), self.embed_documents(documents)
+        if q.shape[-1] != d.shape[-1]:
+            raise ShapeError(
+                "the encoders of queries and documents must have one width; got "
+                f"{q.shape[-1]} and {d.shape[-1]}. Change one of them."
+            )
+        return q @ d.T
+
+    def _vectors(self, encoder: nn.Module, texts: Sequence[str]) -> Tensor:
+        vectors: Tensor = encoder(texts)
+        return F.normalize(vectors, dim=-1) if self.normalize else vectors
+
+    @torch.no_grad()
+    def _encode(self, encoder: nn.Module, texts: Sequence[str], batch_size: int) -> Tensor:
+        check_range(batch_size, "batch_size", low=1, integer=True)
+        training = encoder.training
+        encoder.eval()
+        try:
+            parts = [
+                self._vectors(encoder, texts[begin : begin + batch_size]).cpu()
+                for begin in range(0, len(texts), batch_size)
+            ]
+        finally:
+            encoder.train(training)
+        return torch.cat(parts) if parts else self._vectors(encoder, []).cpu()
