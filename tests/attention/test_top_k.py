@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gossamer.attention import StatisticalTopK, expected_count, statistical_top_k
-from gossamer.attention import top_k as top_k_module
+from gossamer.attention import StatisticalTopK, _top_k_loop, expected_count, statistical_top_k
 from gossamer.errors import ConfigError, DataError, DtypeError
 
 RAMP = torch.arange(10.0, dtype=torch.float64)
@@ -144,10 +143,10 @@ def test_spread_of_the_count() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("unbiased", [False, True])
-def test_inference_by_blocks_equals_the_form_that_learns(
+def test_inference_by_rows_equals_the_form_that_learns(
     dtype: torch.dtype, unbiased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(top_k_module, "BLOCK_SIZE", 7 * 50)
+    monkeypatch.setattr(_top_k_loop, "BLOCK_SIZE", 7 * 50)
     x = (torch.randn(4, 6, 50) * 3 + 1).to(dtype)
     x[1, 2] = 0.3  # a constant row
     for dim in (0, 1, -1):
@@ -157,6 +156,27 @@ def test_inference_by_blocks_equals_the_form_that_learns(
         assert got.shape == y.shape
         torch.testing.assert_close(got, learns.detach())
         assert not got.movedim(dim, -1)[1, 2].any()
+
+
+@pytest.mark.parametrize("k", [9, 0.1, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_selected_is_what_is_kept(k: float, dtype: torch.dtype) -> None:
+    for unbiased in (False, True):
+        top_k = StatisticalTopK(k, unbiased=unbiased)
+        for x in (torch.randn(50), torch.full((50,), 0.3), torch.randn(100)[::2]):
+            out = top_k(x.to(dtype))
+            units, values = top_k.select(x.to(dtype))
+            if k == 50:
+                assert len(units) == 50
+            assert units.tolist() == out.nonzero().squeeze(1).tolist()
+            torch.testing.assert_close(values, out[units])
+    moved = StatisticalTopK(20, calibrate=True)
+    for _ in range(9):
+        moved(torch.randn(8, 200).exp())
+    x = torch.randn(200).exp()
+    units, values = moved.eval().select(x)
+    torch.testing.assert_close(values, moved(x)[units])
+    assert len(units) == int((moved(x) > 0).sum())
 
 
 # --- masks ---

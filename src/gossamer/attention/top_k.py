@@ -9,6 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
+from gossamer.attention._top_k_loop import kept_of_row, top_k_of_rows
 from gossamer.attention.core import check_mask
 from gossamer.checks import check_finite, check_range
 from gossamer.errors import ConfigError, DtypeError
@@ -16,8 +17,6 @@ from gossamer.errors import ConfigError, DtypeError
 __all__ = ["StatisticalTopK", "check_top_k", "expected_count", "statistical_top_k"]
 
 _NORMAL = NormalDist()
-# Entries of one block of rows in inference: 2 MiB in float32.
-BLOCK_SIZE = 2**19
 # Step of the calibration: the last 20 or so batches count.
 _RATE = 0.05
 
@@ -89,8 +88,9 @@ def statistical_top_k(
     if mask is None and k == (1.0 if isinstance(k, float) else size):
         return x if soft or fill == 0.0 else x.clone()
     learns = torch.is_grad_enabled() and (x.requires_grad or _requires_grad(offset))
-    if mask is None and soft and fill == 0.0 and not learns and not torch.compiler.is_compiling():
-        return _by_blocks(x, k, dim, unbiased=unbiased, offset=offset)
+    plain = mask is None and soft and fill == 0.0 and x.device.type == "cpu"
+    if plain and not learns and not torch.compiler.is_compiling():
+        return _without_gradient(x, k, dim, unbiased=unbiased, offset=offset)
     wide = _widened(x)
     centred, height = _centre(wide, k, dim, mask, unbiased=unbiased, offset=offset)
     if detach:
@@ -100,29 +100,27 @@ def statistical_top_k(
     return torch.where(kept, values, fill).to(x.dtype)
 
 
-def _by_blocks(
+def _without_gradient(
     x: Tensor, k: int | float, dim: int, *, unbiased: bool, offset: float | Tensor
 ) -> Tensor:
-    """Return the soft form by blocks of rows that stay in a processor's cache; no gradient."""
-    size = x.shape[dim]
-    rows = x.movedim(dim, -1).reshape(-1, size)
-    level = _NORMAL.inv_cdf(1 - (k if isinstance(k, float) else k / size)) + offset
-    scale = level / math.sqrt(size - 1 if unbiased else size)
-    narrow = x.dtype not in (torch.float32, torch.float64)
-    out = torch.empty_like(rows)
-    for begin in range(0, len(rows), max(1, BLOCK_SIZE // size)):
-        block = slice(begin, begin + max(1, BLOCK_SIZE // size))
-        wide, target = _widened(rows[block]), out[block]
-        mean = wide.mean(-1, keepdim=True)
-        centred = wide.sub_(mean) if narrow else torch.sub(wide, mean, out=target)
-        norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
-        rounding = mean.abs_().mul_(torch.finfo(wide.dtype).eps * math.sqrt(size))
-        height = torch.where(norm > rounding, norm * scale, math.inf)
-        centred.sub_(height).relu_()
-        if narrow:
-            target.copy_(centred)
-    shape = x.movedim(dim, -1).shape
-    return out.view(shape).movedim(-1, dim)
+    """Return the soft form in one pass over each row, on a CPU."""
+    rows = x.movedim(dim, -1)
+    factors = _factors(rows, k, unbiased=unbiased, offset=offset)
+    out = top_k_of_rows(rows.reshape(-1, rows.shape[-1]), *factors)
+    return out.view(rows.shape).movedim(-1, dim)
+
+
+def _factors(
+    x: Tensor, k: int | float, *, unbiased: bool, offset: float | Tensor
+) -> tuple[float, float]:
+    """Return theta less the mean, and the rounding of the mean, in norms of a centred row."""
+    size = x.shape[-1]
+    level = _NORMAL.inv_cdf(1 - (k if isinstance(k, float) else k / size)) + float(offset)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return (
+        level / math.sqrt(size - 1 if unbiased else size),
+        torch.finfo(wide).eps * math.sqrt(size),
+    )
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -295,6 +293,20 @@ class StatisticalTopK(nn.Module):
         if learns:
             self._calibrate(out.detach() != fill, mask)
         return out
+
+    @torch.no_grad()
+    def select(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return indices and values of what is kept of one row, `(d,)`, in the soft form."""
+        size = len(x)
+        everything = self.k == (1.0 if isinstance(self.k, float) else size)
+        if x.device.type != "cpu" or x.dtype != torch.float32 or everything:
+            out = self(x)
+            units = out.nonzero().squeeze(1)
+            return units, out[units]
+        check_top_k(self.k, size)
+        offset = float(self.offset + self.step) if self.calibrate else 0.0
+        factors = _factors(x, self.k, unbiased=self.unbiased, offset=offset)
+        return kept_of_row(x.contiguous(), *factors)
 
     @torch.no_grad()
     def _calibrate(self, kept: Tensor, mask: Tensor | None) -> None:

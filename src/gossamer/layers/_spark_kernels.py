@@ -18,10 +18,10 @@ __all__ = ["Library", "can_compile", "compiled", "gather_numba"]
 _SOURCE = Path(__file__).with_name("_spark_kernels.cpp")
 
 
-def gather_numba(units: Tensor, weights: Tensor, up: Tensor, rest: Tensor, down: Tensor) -> Tensor:
-    """Return the weighted sum of the rows of `down` for the active units, float32 on the CPU."""
-    out = _floats(down.shape[1])
-    _numba_loop()(*(t.numpy() for t in (units, weights, up, rest, down, out)))
+def gather_numba(units: Tensor, weights: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+    """Return the weighted sum of what active units add, float32 on the CPU."""
+    out = _floats(rows.shape[1] - len(rest))
+    _numba_loop()(*(t.numpy() for t in (units, weights, rows, rest, out)))
     return out
 
 
@@ -30,32 +30,32 @@ def _numba_loop() -> Any:
     import numba
 
     @numba.njit(fastmath=True, nogil=True)
-    def loop(units, weights, up, rest, down, out):  # type: ignore[no-untyped-def]
+    def loop(units, weights, rows, rest, out):  # type: ignore[no-untyped-def]
         # four units at a time: four streams of memory, and a quarter of the passes over `out`
-        count = units.shape[0]
+        count, width = units.shape[0], rest.shape[0]
         whole = count - count % 4
         for n in range(0, whole, 4):
-            u0, u1, u2, u3 = up[units[n]], up[units[n + 1]], up[units[n + 2]], up[units[n + 3]]
+            p, q = rows[units[n]], rows[units[n + 1]]
+            r, s = rows[units[n + 2]], rows[units[n + 3]]
             a = b = c = d = rest[0] * 0
-            for i in range(rest.shape[0]):
-                a += u0[i] * rest[i]
-                b += u1[i] * rest[i]
-                c += u2[i] * rest[i]
-                d += u3[i] * rest[i]
+            for i in range(width):
+                a += p[i] * rest[i]
+                b += q[i] * rest[i]
+                c += r[i] * rest[i]
+                d += s[i] * rest[i]
             a, b = a * weights[n], b * weights[n + 1]
             c, d = c * weights[n + 2], d * weights[n + 3]
-            v0, v1 = down[units[n]], down[units[n + 1]]
-            v2, v3 = down[units[n + 2]], down[units[n + 3]]
+            p, q, r, s = p[width:], q[width:], r[width:], s[width:]
             for i in range(out.shape[0]):
-                out[i] += a * v0[i] + b * v1[i] + c * v2[i] + d * v3[i]
+                out[i] += a * p[i] + b * q[i] + c * r[i] + d * s[i]
         for n in range(whole, count):
-            row, values = up[units[n]], down[units[n]]
+            row = rows[units[n]]
             total = rest[0] * 0
-            for i in range(rest.shape[0]):
+            for i in range(width):
                 total += row[i] * rest[i]
             total *= weights[n]
             for i in range(out.shape[0]):
-                out[i] += total * values[i]
+                out[i] += total * row[width + i]
 
     return loop
 
@@ -111,18 +111,16 @@ class Library:
     def matvec(self, matrix: Tensor, x: Tensor) -> Tensor:
         """Return the product of a matrix and a vector, in float32."""
         out = _floats(len(matrix))
+        x = x.float()  # a name of its own, so that it lives as long as its pointer
         self._call("matvec", matrix.dtype, *_pointers(matrix, x, out), *_sizes(matrix.shape))
         return out
 
-    def gather(
-        self, units: Tensor, weights: Tensor, up: Tensor, rest: Tensor, down: Tensor
-    ) -> Tensor:
-        """Return the weighted sum of the rows of `down` for the active units, in float32."""
-        out = _floats(down.shape[1])
-        weights = weights.float()  # a name of its own, so that it lives as long as its pointer
-        pointers = _pointers(units, weights, up, rest, down, out)
-        sizes = _sizes((len(units), up.shape[1], down.shape[1]))
-        self._call("gather", up.dtype, *pointers, *sizes)
+    def gather(self, units: Tensor, weights: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+        """Return the weighted sum of what active units add, in float32."""
+        out = _floats(rows.shape[1] - len(rest))
+        weights, rest = weights.float(), rest.float()  # alive as long as their pointers
+        sizes = _sizes((len(units), len(rest), len(out)))
+        self._call("gather", rows.dtype, *_pointers(units, weights, rows, rest, out), *sizes)
         return out
 
     def _call(self, name: str, dtype: torch.dtype, *args: Any) -> None:

@@ -28,16 +28,16 @@ MAX_TOKENS = 8
 class PackedSparkFeedForward(nn.Module):
     """The decoding form of `SparkFeedForward`: gathers the rows of the active units.
 
-    Weights are copied with one contiguous row for each hidden unit; the output projection is
-    therefore transposed. Up to 8 tokens go one by one through the gather; more, as in a prompt, go
-    through dense products with the same result.
+    Weights are copied: one contiguous row for each hidden unit holds what it reads of the input and
+    what it adds to the output. Up to 8 tokens go one by one through the gather; more, as in a
+    prompt, go through dense products with the same result.
 
     Args:
         module: The layer to pack; later changes of its weights make this copy out of date.
         engine: What gathers: `"torch"` (`index_select`, any device and dtype), `"numba"` (float32
             on the CPU), `"cpp"` (float32 and bfloat16 on the CPU; built at the first call, needs a
-            C++ compiler and ninja), or `"auto"`: on a CPU numba for float32, cpp for bfloat16 where
-            it can be built, else torch. Default `"auto"`.
+            C++ compiler and ninja), or `"auto"`: cpp where it can be
+            built, else numba for float32 on a CPU, else torch. Default `"auto"`.
 
     Shape:
         - input and output: `(..., dim)`.
@@ -60,8 +60,7 @@ class PackedSparkFeedForward(nn.Module):
     """
 
     predictor: Tensor
-    up: Tensor
-    down: Tensor
+    rows: Tensor
 
     def __init__(self, module: SparkFeedForward, *, engine: str = "auto") -> None:
         super().__init__()
@@ -69,13 +68,13 @@ class PackedSparkFeedForward(nn.Module):
         self.engine = engine
         self.activation = module.activation
         self.predictor_dim = module.predictor_dim
+        self.dim = module.down.out_features
         self.top_k: StatisticalTopK = _copy_of(module.top_k)
-        for name, weight in (
-            ("predictor", module.predictor.weight),
-            ("up", module.up.weight),
-            ("down", module.down.weight.T),
-        ):
-            self.register_buffer(name, weight.detach().clone(memory_format=torch.contiguous_format))
+        predictor = module.predictor.weight.detach()
+        self.register_buffer("predictor", predictor.clone(memory_format=torch.contiguous_format))
+        # what a unit needs stands in one row: one stretch of memory for each active unit
+        rows = torch.cat((module.up.weight.detach(), module.down.weight.detach().T), dim=1)
+        self.register_buffer("rows", rows.contiguous())
         tensors = (*module.parameters(), *module.buffers())
         self._source = [(weakref.ref(t), t._version) for t in tensors]
         self.eval()
@@ -90,12 +89,20 @@ class PackedSparkFeedForward(nn.Module):
         out = torch.empty_like(tokens)
         for row, token in zip(out, tokens, strict=True):
             scores = matvec(self.predictor, token[: self.predictor_dim].contiguous())
-            active = self.top_k(scores)
-            units = active.nonzero().squeeze(1)
-            weights = ACTIVATIONS[self.activation](active[units])
-            rest = token[self.predictor_dim :].contiguous()
-            row.copy_(gather(units, weights, self.up, rest, self.down))
+            units, active = self.top_k.select(scores)
+            weights = ACTIVATIONS[self.activation](active)
+            row.copy_(gather(units, weights, self.rows, token[self.predictor_dim :].contiguous()))
         return out.view(x.shape)
+
+    @property
+    def up(self) -> Tensor:
+        """The part of each row that meets the rest of the input, `(hidden_dim, dim - r)`."""
+        return self.rows[:, : -self.dim]
+
+    @property
+    def down(self) -> Tensor:
+        """The part of each row that makes the output, `(hidden_dim, dim)`."""
+        return self.rows[:, -self.dim :]
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden units of many tokens, `(..., hidden_dim)`, by dense products."""
@@ -105,20 +112,18 @@ class PackedSparkFeedForward(nn.Module):
 
     def _route(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """Return the gather and the product with the predictor's rows."""
-        dtype, cpu = self.up.dtype, self.up.device.type == "cpu"
+        dtype, cpu = self.rows.dtype, self.rows.device.type == "cpu"
         engine = self.engine
         if engine == "auto":
-            engine = "torch"
-            if cpu and dtype == torch.float32:
-                engine = "numba"
-            elif cpu and dtype == torch.bfloat16 and kernels.can_compile():
-                engine = "cpp"
+            fallback = "numba" if cpu and dtype == torch.float32 else "torch"
+            compiles = cpu and dtype in (torch.float32, torch.bfloat16) and kernels.can_compile()
+            engine = "cpp" if compiles else fallback
         runs = {"torch": None, "numba": [torch.float32], "cpp": [torch.float32, torch.bfloat16]}
         dtypes = runs[engine]
         if dtypes is not None and not (cpu and dtype in dtypes):
             raise UnsupportedError(
                 f"the engine {engine!r} runs on a CPU in {' and '.join(map(str, dtypes))}; got "
-                f"{dtype} on {self.up.device}. Use engine='torch'."
+                f"{dtype} on {self.rows.device}. Use engine='torch'."
             )
         if engine == "numba":
             return kernels.gather_numba, torch.mv
@@ -128,12 +133,11 @@ class PackedSparkFeedForward(nn.Module):
         return gather_torch, torch.mv
 
     def _check(self, x: Tensor) -> None:
-        dim = self.predictor.shape[1] + self.up.shape[1]
-        check_shape(x, (*[None] * (x.dim() - 1), dim), "x")
-        if x.dtype != self.up.dtype or x.device != self.up.device:
+        check_shape(x, (*[None] * (x.dim() - 1), self.dim), "x")
+        if x.dtype != self.rows.dtype or x.device != self.rows.device:
             raise DtypeError(
-                f"x must be {self.up.dtype} on {self.up.device} as the weights; got {x.dtype} on "
-                f"{x.device}. Convert one of them."
+                f"x must be {self.rows.dtype} on {self.rows.device} as the weights; got "
+                f"{x.dtype} on {x.device}. Convert one of them."
             )
         if self.training or (torch.is_grad_enabled() and x.requires_grad):
             asked = "training mode" if self.training else "an input that requires a gradient"
@@ -155,18 +159,17 @@ class PackedSparkFeedForward(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the options."""
-        return f"engine={self.engine}, active={self.top_k.k} of {len(self.up)}"
+        return f"engine={self.engine}, active={self.top_k.k} of {len(self.rows)}"
 
 
-def gather_torch(units: Tensor, weights: Tensor, up: Tensor, rest: Tensor, down: Tensor) -> Tensor:
-    """Return the weighted sum of the rows of `down`, on any device and in any dtype."""
-    hidden = weights * torch.mv(up.index_select(0, units), rest)
-    if down.dtype == torch.bfloat16 and len(units):
-        # reads each row once, where a product of a gathered bfloat16 matrix is slow
-        begin = torch.zeros(1, dtype=torch.long, device=units.device)
-        bag = F.embedding_bag(units, down, begin, mode="sum", per_sample_weights=hidden)
-        return bag.squeeze(0)
-    return torch.mv(down.index_select(0, units).T, hidden)
+def gather_torch(units: Tensor, weights: Tensor, rows: Tensor, rest: Tensor) -> Tensor:
+    """Return the weighted sum of what active units add, on any device and in any dtype."""
+    width = len(rest)
+    hidden = weights * torch.mv(rows[:, :width].index_select(0, units), rest)
+    # a bag of rows reads each where it lies; a product would need a copy of them first
+    begin = torch.zeros(1, dtype=torch.long, device=units.device)
+    bag = F.embedding_bag(units, rows, begin, mode="sum", per_sample_weights=hidden)
+    return bag[0, width:]
 
 
 def _copy_of(top_k: StatisticalTopK) -> StatisticalTopK:
