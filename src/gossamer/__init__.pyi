@@ -10,6 +10,7 @@ from . import positions as positions
 from . import recipes as recipes
 from . import registry as registry
 from . import report as report
+from . import retrieval as retrieval
 from . import tasks as tasks
 from . import train as train
 from ._version import __version__ as __version__

@@ -12,7 +12,7 @@ import pytest
 from gossamer.cli import main
 from gossamer.files import read_json
 
-COMMANDS = ("list", "info", "doctor", "reproduce", "report", "view", "train", "solve")
+COMMANDS = ("list", "info", "doctor", "reproduce", "report", "view", "train", "solve", "evaluate")
 TOY = str(Path(__file__).parents[1] / "recipes" / "toy.py")
 
 
@@ -77,7 +77,7 @@ def test_help_has_an_example_and_the_common_options(
 def test_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     out = capsys.readouterr().out
-    marks = ["─ Evidence", "│ reproduce", "─ Sequences", "│ train"]
+    marks = ["─ Evidence", "│ reproduce", "─ Sequences", "│ train", "─ Retrieval", "│ evaluate"]
     assert [out.index(mark) for mark in marks] == sorted(out.index(mark) for mark in marks)
     assert all(command in out for command in COMMANDS)
     for line in ("Train a small exact model on a task", "Answer queries with a trained model"):

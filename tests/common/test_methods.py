@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 METHODS = list_methods()
 PACKAGES = [
     "attention", "layers", "losses", "measures", "models", "optim", "positions", "recipes",
-    "report", "tasks", "train",
+    "report", "retrieval", "tasks", "train",
 ]  # fmt: skip
 SYMBOLS = [
     (package, name)

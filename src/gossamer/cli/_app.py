@@ -11,6 +11,7 @@ from gossamer._version import __version__
 __all__ = ["build_app"]
 
 _EVIDENCE, _SEQUENCES = Group("Evidence", sort_key=1), Group("Sequences", sort_key=2)
+_RETRIEVAL = Group("Retrieval", sort_key=3)
 
 # name, module and group; the function is `run` in that module, its docstring the help. A module
 # named `list` would hide the built-in in this package.
@@ -23,6 +24,7 @@ _COMMANDS = (
     ("view", "view", _EVIDENCE),
     ("train", "train", _SEQUENCES),
     ("solve", "solve", _SEQUENCES),
+    ("evaluate", "evaluate", _RETRIEVAL),
 )
 
 

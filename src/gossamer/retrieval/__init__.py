@@ -1,0 +1,5 @@
+"""Retrieval: the field's files, its metrics, and first stages to compare with; loads no torch."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
