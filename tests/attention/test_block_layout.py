@@ -196,3 +196,13 @@ def test_padding_on_the_right_is_refused() -> None:
         layout.check_padding(torch.tensor([[1, 1, 1, 0, 1, 1, 0, 0]]))
     with pytest.raises(ShapeError, match=r"attention_mask must have the shape"):
         layout.check_padding(torch.ones(1, 7))
+
+
+def test_documents_and_lengths_of_the_wrong_kind() -> None:
+    def tokenizer(text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    with pytest.raises(DataError, match="documents must be a list of texts; got str"):
+        BlockLayout.from_segments(tokenizer, "ab", "one doc", "q:")
+    with pytest.raises(DataError, match=r"whole numbers of tokens; got 3\.5 for block 1 of 3"):
+        BlockLayout([12, 3.5, 5])  # type: ignore[list-item]

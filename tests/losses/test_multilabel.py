@@ -243,6 +243,7 @@ def test_reductions_and_empty_rows() -> None:
         (torch.tensor([[0.0, math.nan]]), [[0]], DataError, "must not hold NaN"),
         (torch.zeros(1, 3), torch.zeros(1, 4), ShapeError, r"\(1, 3\); got \(1, 4\)"),
         (torch.zeros(2, 3), [[0]], ShapeError, "one list for each row, 2; got 1"),
+        (torch.zeros(2, 3), [0, 2], DataError, "a list of indices for each row; got 0 for row 0"),
         (torch.zeros(2, 3), [[0], [3]], DataError, "from 0 to 2; got 3 in row 1"),
         (torch.zeros(2, 3), [[0], [-1]], DataError, "got -1 in row 1"),
         (torch.zeros(1, 3), [[1, 2, 1]], DataError, "got 1 twice in row 0"),

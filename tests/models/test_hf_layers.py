@@ -11,7 +11,7 @@ from torch import nn
 from gossamer.attention import MultiHeadAttention, SparkAttention
 from gossamer.errors import ConfigError, UnsupportedError
 from gossamer.layers import PackedSparkFeedForward, SparkFeedForward
-from gossamer.models import replace_attention, replace_feed_forward
+from gossamer.models import Decoder, replace_attention, replace_feed_forward
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,6 +116,18 @@ def test_some_layers_only() -> None:
     half = replace_attention(llama().bfloat16(), own_attention, layers=[2])
     assert half.model.layers[2].self_attn.layer.to_q.weight.dtype == torch.bfloat16
     assert half(torch.ones(1, 4, dtype=torch.long)).logits.dtype == torch.bfloat16
+
+
+def test_a_model_of_this_library_is_packed_by_the_same_call() -> None:
+    torch.manual_seed(0)
+    feed_forward = {"name": "spark", "hidden_dim": 200, "k": 0.1}
+    model = Decoder(11, 32, 2, 4, feed_forward=feed_forward).eval()
+    tokens = torch.randint(11, (2, 9))
+    with torch.no_grad():
+        before = model(tokens)
+        replace_feed_forward(model, lambda block: block.pack(engine="torch"))
+        assert isinstance(model.layers[1].feed_forward, PackedSparkFeedForward)
+        torch.testing.assert_close(model(tokens), before, atol=1e-5, rtol=0)
 
 
 def test_bad_input() -> None:

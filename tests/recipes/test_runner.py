@@ -124,6 +124,7 @@ def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # three processes that import torch, on a machine that may be busy
 def test_interrupt_and_resume_for_real(tmp_path: Path) -> None:
     """The command is interrupted by a signal as from Ctrl-C, and goes on with --resume."""
     (tmp_path / "slow.toml").write_text('recipe = "toy"\n[config]\nslow = 2.0\n')

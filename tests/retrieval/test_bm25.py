@@ -116,6 +116,10 @@ def test_bad_input_is_refused() -> None:
         index.search({"q": "x"}, 0)
     with pytest.raises(DataError, match=r"queries\['q'\] must be a text; got 3"):
         index.search({"q": 3}, 1)  # type: ignore[dict-item]
+    with pytest.raises(DataError, match="corpus must be a mapping from id to text; got list"):
+        BM25Index(["x"])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="queries must be a mapping from id to text; got str"):
+        index.search("x", 1)  # type: ignore[arg-type]
 
 
 # --- fusion ---

@@ -196,6 +196,8 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:
     index = built(tmp_path)
+    with pytest.raises(DataError, match="ids must be a list of texts; got str"):
+        index.add("cd", VECTORS[:2])
     with pytest.raises(ConfigError, match="block_size must be >= 1"):
         index.search({"q": VECTORS[0]}, 1, block_size=0)
     with pytest.raises(ConfigError, match="block_size must be >= 1"):

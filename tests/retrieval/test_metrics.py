@@ -319,6 +319,8 @@ def test_bad_metrics_are_refused(metric: str, message: str) -> None:
 
 
 def test_bad_options_are_refused() -> None:
+    with pytest.raises(DataError, match="qrels must judge at least one query; got none"):
+        evaluate_run({}, RUN, ["map"])
     with pytest.raises(ConfigError, match="must be a list of names; got 'map'"):
         evaluate_run(QRELS, RUN, "map")
     with pytest.raises(ConfigError, match="at least one metric"):

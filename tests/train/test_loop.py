@@ -188,6 +188,7 @@ def finish(folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # three processes that import torch, on a machine that may be busy
 def test_kill_and_resume_for_real(tmp_path: Path) -> None:
     """Two runs in processes of their own; one is killed twice with SIGKILL at any moment."""
     assert finish(tmp_path / "whole") == "done"

@@ -63,7 +63,7 @@ class BlockLayout:
         signals: Sequence[int] | None = None,
     ) -> None:
         check_range(pad_multiple, "pad_multiple", low=1, integer=True)
-        given = [int(length) for length in lengths]
+        given = list(lengths)
         _check_lengths(given)
         self.cut = _cut_of(given, max_block_length)
         self.lengths = tuple(a - b for a, b in zip(given, self.cut, strict=True))
@@ -111,6 +111,10 @@ class BlockLayout:
             >>> made.input_ids.tolist()
             [97, 98, 0, 99, 100, 101, 102, 58]
         """
+        if isinstance(documents, str):
+            raise DataError(
+                "documents must be a list of texts; got str. Put a single document in a list."
+            )
         texts = (instruction, *documents, query)
         tokens = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
         signals = None if signal_ids is None else [_last(tokens[-1], i) for i in signal_ids]
@@ -269,6 +273,11 @@ def _check_lengths(lengths: Sequence[int]) -> None:
     if not lengths:
         raise DataError("lengths must hold one number for each block; got none. Give a prompt.")
     for block, length in enumerate(lengths):
+        if isinstance(length, bool) or int(length) != length:
+            raise DataError(
+                f"lengths must be whole numbers of tokens; got {length!r} for block {block} of "
+                f"{len(lengths)}. Count tokens."
+            )
         if length < 1:
             raise DataError(
                 f"lengths must be at least 1 token for each block; got {length} for block {block} "

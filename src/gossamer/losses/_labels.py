@@ -53,7 +53,7 @@ def label_matrix(labels: Any, shape: tuple[int, int], device: torch.device) -> T
 
 def _is_matrix(labels: Sequence[Any]) -> bool:
     """Whether a list holds rows of truth values or floats, which are no indices."""
-    first: Sequence[Any] = next((row for row in labels if len(row)), ())
+    first: Sequence[Any] = next((row for row in labels if hasattr(row, "__len__") and len(row)), ())
     return len(first) > 0 and isinstance(first[0], (bool, float))
 
 
@@ -65,6 +65,11 @@ def _from_lists(labels: Sequence[Any], shape: tuple[int, int], device: torch.dev
         )
     rows, columns = [], []
     for number, row in enumerate(labels):
+        if not isinstance(row, (list, tuple, Tensor)) and not hasattr(row, "__len__"):
+            raise DataError(
+                f"labels must hold a list of indices for each row; got {row!r} for row {number}. "
+                "Write [[3], [0, 7]], also where a row has one label."
+            )
         indices = [int(index) for index in row]
         for index in indices:
             if not 0 <= index < shape[1]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gossamer.attention import MultiHeadAttention
 from gossamer.checks import check_range
 from gossamer.errors import ConfigError, UnsupportedError
+from gossamer.models.transformer import Transformer
 from gossamer.positions import Positions, RopePositions
 
 __all__ = ["replace_attention", "replace_feed_forward"]
@@ -28,7 +29,7 @@ def replace_feed_forward(
 
     Args:
         model: A decoder of transformers whose layers have `mlp`, such as Llama, Mistral, Qwen or
-            Gemma, or any module with such layers.
+            Gemma, any module with such layers, or a model of this library.
         factory: Gets the old block, returns the new one, such as `SparkFeedForward.like`; a second
             call with `lambda block: block.pack()` gives the form for decoding.
         layers: Numbers of the layers, from 0. Default all.
@@ -51,8 +52,9 @@ def replace_feed_forward(
     Source: the library's own interface.
     Deviations: none
     """
-    for layer in _layers(model, "mlp", layers):
-        layer.mlp = _made(factory, layer.mlp)
+    part = "feed_forward" if isinstance(model, Transformer) else "mlp"
+    for layer in _layers(model, part, layers):
+        setattr(layer, part, _made(factory, getattr(layer, part)))
     return model
 
 

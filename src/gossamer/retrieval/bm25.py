@@ -59,6 +59,7 @@ class BM25Index:
     def __init__(self, corpus: Mapping[str, str], *, k1: float = 0.9, b: float = 0.4) -> None:
         check_range(k1, "k1", low=0.0)
         check_range(b, "b", low=0.0, high=1.0)
+        _check_texts(corpus, "corpus")
         if not corpus:
             raise DataError("corpus must hold at least one document; it is empty. Add documents.")
         self.k1, self.b = k1, b
@@ -94,6 +95,7 @@ class BM25Index:
             {'q': {'d': 0.151...}, 'p': {}}
         """
         check_range(top_k, "top_k", low=1, integer=True)
+        _check_texts(queries, "queries")
         asked = _rows(
             [self._known_words(query, text) for query, text in queries.items()],
             len(self.vocabulary),
@@ -157,3 +159,11 @@ def _checked(text: Any, name: str) -> str:
     if not isinstance(text, str):
         raise DataError(f"{name} must be a text; got {text!r}. Give '' for an empty one.")
     return text
+
+
+def _check_texts(texts: object, name: str) -> None:
+    if not isinstance(texts, Mapping):
+        raise DataError(
+            f"{name} must be a mapping from id to text; got {type(texts).__name__}. Give texts "
+            'ids, such as {"d1": "red wings"}.'
+        )

@@ -132,6 +132,8 @@ class DenseIndex:
             DataError: If an id is known, empty or has a line end, or a vector is not finite.
             ConfigError: If `about` or the precision differs from what the index holds.
         """
+        if isinstance(ids, str):
+            raise DataError("ids must be a list of texts; got str. Put a single id in a list.")
         rows = np.asarray(vectors)
         _check_vectors(rows, self.dim or None, "vectors")
         rows = rows if rows.dtype == np.float16 else rows.astype(np.float32)

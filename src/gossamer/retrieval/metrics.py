@@ -155,6 +155,8 @@ def evaluate_run(
     check_choice(missing, ("zero", "skip"), "value of missing")
     check_range(rel_level, "rel_level", low=1, integer=True)
     truth, found = as_qrels(qrels), as_run(run)
+    if not truth:
+        raise DataError("qrels must judge at least one query; got none. Give some judgements.")
     values, without = _values(truth, found, measures, rel_level, drop_self)
     answered = [query for query in values if query in found]
     queries = answered if missing == "skip" else list(values)
