@@ -51,7 +51,7 @@ class BagEncoder(PretrainedModel):
 
     Source: Bojanowski et al., *Enriching Word Vectors with Subword Information*, TACL 2017, for the
         n-grams.
-    Deviations: words and n-grams share one table; the residual block.
+    Deviations: words and n-grams share one table, which starts from N(0, 0.02); the residual block.
     """
 
     def __init__(self, dim: int, *, num_buckets: int = 16384, ngram: int = 4) -> None:
@@ -63,6 +63,8 @@ class BagEncoder(PretrainedModel):
         self.num_buckets = num_buckets
         self.ngram = ngram
         self.table = nn.EmbeddingBag(num_buckets, dim, mode="mean")
+        # small: rows that start at norm sqrt(dim) hardly move in the few steps that a bag needs
+        nn.init.normal_(self.table.weight, std=0.02)
         self.up = nn.Linear(dim, 4 * dim)
         self.down = nn.Linear(4 * dim, dim)
 
