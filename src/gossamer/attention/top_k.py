@@ -294,6 +294,10 @@ class StatisticalTopK(nn.Module):
             self._calibrate(out.detach() != fill, mask)
         return out
 
+    def count_of(self, size: int) -> int:
+        """Return how many entries of a row of this size are asked for."""
+        return max(1, round(self.k * size)) if isinstance(self.k, float) else self.k
+
     @torch.no_grad()
     def select(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return indices and values of what is kept of one row, `(d,)`, in the soft form."""

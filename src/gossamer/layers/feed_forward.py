@@ -54,9 +54,13 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(dim, hidden_dim, bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
 
+    def scores(self, x: Tensor) -> Tensor:
+        """Return what the activation sees, `(..., hidden_dim)`."""
+        return self.up(x)  # type: ignore[no-any-return]
+
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden units, `(..., hidden_dim)`."""
-        return ACTIVATIONS[self.activation](self.up(x))
+        return ACTIVATIONS[self.activation](self.scores(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to the last axis."""
@@ -99,9 +103,13 @@ class GatedFeedForward(nn.Module):
         self.up = nn.Linear(dim, hidden_dim, bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
 
+    def scores(self, x: Tensor) -> Tensor:
+        """Return what the activation of the gate sees, `(..., hidden_dim)`."""
+        return self.gate(x)  # type: ignore[no-any-return]
+
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden units, `(..., hidden_dim)`."""
-        return ACTIVATIONS[self.activation](self.gate(x)) * self.up(x)  # type: ignore[no-any-return]
+        return ACTIVATIONS[self.activation](self.scores(x)) * self.up(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to the last axis."""

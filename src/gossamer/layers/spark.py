@@ -79,9 +79,16 @@ class SparkFeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden units, `(..., hidden_dim)`, 0 where a unit is not active."""
-        r = self.predictor_dim
-        active = self.top_k(self.predictor(x[..., :r]))
-        return ACTIVATIONS[self.activation](active) * self.up(x[..., r:])  # type: ignore[no-any-return]
+        return self.units_of(self.top_k(self.scores(x)), x)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the predictor's scores, `(..., hidden_dim)`."""
+        return self.predictor(x[..., : self.predictor_dim])  # type: ignore[no-any-return]
+
+    def units_of(self, scores: Tensor, x: Tensor) -> Tensor:
+        """Return the hidden units for given scores of an input; of all of them, none is dropped."""
+        rest = self.up(x[..., self.predictor_dim :])
+        return ACTIVATIONS[self.activation](scores) * rest  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to the last axis."""

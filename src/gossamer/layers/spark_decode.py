@@ -106,9 +106,15 @@ class PackedSparkFeedForward(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden units of many tokens, `(..., hidden_dim)`, by dense products."""
-        r = self.predictor_dim
-        active = self.top_k(x[..., :r] @ self.predictor.T)
-        return ACTIVATIONS[self.activation](active) * (x[..., r:] @ self.up.T)
+        return self.units_of(self.top_k(self.scores(x)), x)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the predictor's scores of many tokens, `(..., hidden_dim)`."""
+        return x[..., : self.predictor_dim] @ self.predictor.T
+
+    def units_of(self, scores: Tensor, x: Tensor) -> Tensor:
+        """Return the hidden units for given scores of an input; of all of them, none is dropped."""
+        return ACTIVATIONS[self.activation](scores) * (x[..., self.predictor_dim :] @ self.up.T)
 
     def _route(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """Return the gather and the product with the predictor's rows."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import DataError, UnsupportedError
-from gossamer.layers.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
+from gossamer.layers.feed_forward import FeedForward, GatedFeedForward
 from gossamer.layers.spark import SparkFeedForward
 from gossamer.layers.spark_decode import PackedSparkFeedForward
 from gossamer.measures.variance import call_model
@@ -19,6 +19,7 @@ __all__ = ["LayerSparsity", "SparsityReport", "sparsity_report"]
 
 _SPARK = (SparkFeedForward, PackedSparkFeedForward)
 _KINDS = (*_SPARK, FeedForward, GatedFeedForward)
+Layer = SparkFeedForward | PackedSparkFeedForward | FeedForward | GatedFeedForward
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def sparsity_report(model: nn.Module, batches: Iterable[Any]) -> SparsityReport:
     sums: dict[str, list[Tensor]] = {name: [] for name in found}
     calibrating = [m.top_k for m in found.values() if isinstance(m, _SPARK)]
     modes = [top_k.training for top_k in calibrating]
-    hooks = [m.register_forward_pre_hook(_measure(sums[name])) for name, m in found.items()]
+    hooks = [m.register_forward_pre_hook(_measure(m, sums[name])) for name, m in found.items()]
     try:
         for top_k in calibrating:
             top_k.eval()  # a measurement must not move a calibrated threshold
@@ -122,22 +123,20 @@ def sparsity_report(model: nn.Module, batches: Iterable[Any]) -> SparsityReport:
     )
 
 
-def _measure(sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    """Return a hook that adds what it sees: tokens, active, cubes, fourth powers, hits."""
+def _measure(layer: Layer, sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    """Return a hook that adds what a layer sees: tokens, active, cubes, fourth powers, hits."""
 
-    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         x = inputs[0].reshape(-1, inputs[0].shape[-1])
-        assert isinstance(module, _KINDS)  # no other is hooked
-        scores, whole = _scores(module, x)
-        hidden = module.hidden(x)
+        scores = layer.scores(x)
+        active = layer.hidden(x) != 0
         standard = (scores - scores.mean(-1, keepdim=True)).double()
         standard /= standard.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
-        active = hidden != 0
-        hits = x.new_zeros(())
-        if whole is not None:
-            count = _count(module, whole.shape[-1])
-            best = whole.abs().topk(count, dim=-1).indices
-            hits = active.gather(-1, best).double().mean(-1).sum()
+        hits = torch.zeros((), dtype=torch.float64)
+        if isinstance(layer, _SPARK):
+            whole = layer.units_of(scores, x)
+            best = whole.abs().topk(layer.top_k.count_of(whole.shape[-1]), dim=-1).indices
+            hits = active.gather(-1, best).double().mean(-1).sum().cpu()
         sums.append(
             torch.stack(
                 [
@@ -145,7 +144,7 @@ def _measure(sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]
                     active.double().mean(-1).sum().cpu(),
                     standard.pow(3).mean(-1).sum().cpu(),
                     standard.pow(4).mean(-1).sum().cpu(),
-                    hits.double().cpu(),
+                    hits,
                 ]
             )
         )
@@ -153,34 +152,13 @@ def _measure(sums: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]
     return hook
 
 
-def _scores(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the scores that an activation sees, and the hidden values if no unit were dropped."""
-    if isinstance(module, _SPARK):
-        if isinstance(module, PackedSparkFeedForward):
-            predictor, up = module.predictor, module.up
-        else:
-            predictor, up = module.predictor.weight, module.up.weight
-        r = module.predictor_dim
-        scores = x[:, :r] @ predictor.T
-        return scores, ACTIVATIONS[module.activation](scores) * (x[:, r:] @ up.T)
-    if isinstance(module, GatedFeedForward):
-        return module.gate(x), None
-    assert isinstance(module, FeedForward)
-    return module.up(x), None
-
-
-def _count(module: nn.Module, size: int) -> int:
-    assert isinstance(module, _SPARK)
-    k = module.top_k.k
-    return max(1, round(k * size)) if isinstance(k, float) else k
-
-
-def _summary(module: nn.Module, rows: list[Tensor]) -> LayerSparsity:
+def _summary(layer: Layer, rows: list[Tensor]) -> LayerSparsity:
     tokens, active, cubes, fourths, hits = torch.stack(rows).sum(0).tolist()
     target = None
-    if isinstance(module, _SPARK):
-        size = module.down.shape[0] if isinstance(module.down, Tensor) else module.down.in_features
-        target = _count(module, size) / size
+    if isinstance(layer, _SPARK):
+        units = layer.rows if isinstance(layer, PackedSparkFeedForward) else layer.up.weight
+        size = len(units)
+        target = layer.top_k.count_of(size) / size
     return LayerSparsity(
         active=active / tokens,
         target=target,
