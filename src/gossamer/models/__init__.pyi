@@ -12,6 +12,8 @@ from .hf import add_positions as add_positions
 from .hf import load_with_positions as load_with_positions
 from .hf_layers import replace_attention as replace_attention
 from .hf_layers import replace_feed_forward as replace_feed_forward
+from .packaged import model_folder as model_folder
+from .packaged import packaged_model as packaged_model
 from .saving import PretrainedModel as PretrainedModel
 from .text_encoder import BagEncoder as BagEncoder
 from .text_encoder import TextEncoder as TextEncoder

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import DataError, MissingDependencyError
+from gossamer.models.packaged import model_folder
 from gossamer.models.saving import PretrainedModel
 
 __all__ = ["BagEncoder", "TextEncoder", "check_texts"]
@@ -94,8 +95,8 @@ class TextEncoder(nn.Module):
     """A model of transformers with its tokenizer, pooled to one vector for each text.
 
     Args:
-        folder: A folder with a model and a tokenizer, as `save_pretrained` writes; nothing is ever
-            downloaded.
+        folder: A folder with a model and a tokenizer, as `save_pretrained` writes, or
+            `"packaged:minilm"`; nothing is ever downloaded.
         pooling: `"mean"` over the tokens of the text, or `"cls"`, the first token.
             Default `"mean"`.
         normalize: Divide by the norm. Default true.
@@ -111,7 +112,7 @@ class TextEncoder(nn.Module):
 
     Example:
         >>> from gossamer.models import TextEncoder
-        >>> encoder = TextEncoder("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> encoder = TextEncoder("packaged:minilm")  # doctest: +SKIP
         >>> encoder(["a text"]).shape  # doctest: +SKIP
         torch.Size([1, 384])
 
@@ -133,7 +134,7 @@ class TextEncoder(nn.Module):
         self.pooling = pooling
         self.normalize = normalize
         self.max_length = max_length
-        self.model, self.tokenizer = _load(Path(folder))
+        self.model, self.tokenizer = _load(model_folder(folder))
 
     def forward(self, texts: Sequence[str]) -> Tensor:
         """Encode texts."""
