@@ -182,3 +182,34 @@ def test_bad_input(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="must hold a model and its tokenizer"):
         TextEncoder(tmp_path)
+
+
+# --- saving ---
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_a_dual_encoder_of_bags_is_saved_and_loaded(tmp_path: Path, towers: int) -> None:
+    second = BagEncoder(5, num_buckets=50) if towers == 2 else None
+    model = DualEncoder(BagEncoder(5), document_encoder=second, normalize=False).eval()
+    model.save_pretrained(tmp_path)
+    again = DualEncoder.from_pretrained(tmp_path)
+    assert torch.equal(again.encode_queries(TEXTS), model.encode_queries(TEXTS))
+    assert torch.equal(again.encode_documents(TEXTS), model.encode_documents(TEXTS))
+    assert (again.document_encoder is None) == (towers == 1)
+
+
+def test_an_encoder_of_another_class_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="BagEncoder, TextEncoder; got Linear"):
+        DualEncoder(nn.Linear(1, 1)).save_pretrained(tmp_path)
+
+
+def test_a_folder_of_another_model_is_named(tmp_path: Path) -> None:
+    BagEncoder(4).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="must describe a DualEncoder"):
+        DualEncoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model": "DualEncoder", "encoder": {"model": "X"}}')
+    with pytest.raises(DataError, match="must name an encoder"):
+        DualEncoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model": "DualEncoder"}')
+    with pytest.raises(DataError, match="must describe an encoder"):
+        DualEncoder.from_pretrained(tmp_path)

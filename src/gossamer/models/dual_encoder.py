@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gossamer.checks import check_range
-from gossamer.errors import ShapeError
+from gossamer.errors import ConfigError, DataError, ShapeError
+from gossamer.models.saving import PretrainedModel
+from gossamer.models.text_encoder import BagEncoder, TextEncoder
 
 __all__ = ["DualEncoder"]
 
 
-class DualEncoder(nn.Module):
+_KINDS: dict[str, type[BagEncoder] | type[TextEncoder]] = {
+    "BagEncoder": BagEncoder,
+    "TextEncoder": TextEncoder,
+}
+
+
+class DualEncoder(PretrainedModel):
     r"""One or two text encoders; the score of a query and a document is an inner product.
 
     $$s_{ij} = f(q_i) \cdot g(d_j)$$
@@ -52,6 +63,63 @@ class DualEncoder(nn.Module):
         self.document_encoder = document_encoder
         self.normalize = normalize
 
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write `config.json` and the encoders, each in its own form.
+
+        A bag is in `model.safetensors`; a model of transformers has a folder of its own, which
+        other libraries read.
+
+        Raises:
+            ConfigError: If an encoder is of another class.
+        """
+        self.config = self.describe()
+        for name in ("encoder", "document_encoder"):
+            encoder = getattr(self, name)
+            if isinstance(encoder, TextEncoder):
+                encoder.save_pretrained(Path(folder) / name)
+        super().save_pretrained(folder)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `config.json` holds.
+
+        Raises:
+            ConfigError: If an encoder is of a class that cannot be saved.
+        """
+        config: dict[str, Any] = {"normalize": self.normalize}
+        for name in ("encoder", "document_encoder"):
+            encoder = getattr(self, name)
+            if isinstance(encoder, (BagEncoder, TextEncoder)):
+                config[name] = {"model": type(encoder).__name__, **encoder.config}
+            elif encoder is not None:
+                raise ConfigError(
+                    f"an encoder that is saved must be one of {', '.join(_KINDS)}; got "
+                    f"{type(encoder).__name__}. Save its weights yourself."
+                )
+        return config
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> Self:
+        """Build the model from a folder that `save_pretrained` wrote, in evaluation mode.
+
+        Raises:
+            DataError: If a file is missing, broken, or of another model.
+        """
+        path = Path(folder)
+        config = cls._read_config(path / "config.json")
+        parts = {
+            name: _build(config[name], path / name)
+            for name in ("encoder", "document_encoder")
+            if name in config
+        }
+        if "encoder" not in parts:
+            raise DataError(
+                f"{path / 'config.json'} must describe an encoder; got none. Copy all files of "
+                "one run."
+            )
+        model = cls(**parts, normalize=config.get("normalize", True))
+        model._load_weights(path / "model.safetensors")
+        return model.eval()
+
     def embed_queries(self, texts: Sequence[str]) -> Tensor:
         """Return the vectors of queries, `(n, D)`, with a graph where gradients are asked for."""
         return self._vectors(self.encoder, texts)
@@ -83,6 +151,16 @@ class DualEncoder(nn.Module):
             )
         return q @ d.T
 
+    def _kept_elsewhere(self) -> dict[str, Tensor]:
+        """Return the weights that lie in folders of their own."""
+        own = {
+            name
+            for name in ("encoder", "document_encoder")
+            if isinstance(getattr(self, name), TextEncoder)
+        }
+        state = self.state_dict()
+        return {key: value for key, value in state.items() if key.partition(".")[0] in own}
+
     def _vectors(self, encoder: nn.Module, texts: Sequence[str]) -> Tensor:
         vectors: Tensor = encoder(texts)
         return F.normalize(vectors, dim=-1) if self.normalize else vectors
@@ -100,3 +178,15 @@ class DualEncoder(nn.Module):
         finally:
             encoder.train(training)
         return torch.cat(parts) if parts else self._vectors(encoder, []).cpu()
+
+
+def _build(entry: Mapping[str, Any], folder: Path) -> nn.Module:
+    """Build an encoder as `describe` wrote it."""
+    options = dict(entry)
+    name = options.pop("model", None)
+    if name not in _KINDS:
+        raise DataError(
+            f"{folder.parent / 'config.json'} must name an encoder, {' or '.join(_KINDS)}; got "
+            f"{name!r}. Copy the file from the run again."
+        )
+    return TextEncoder(folder, **options) if name == "TextEncoder" else BagEncoder(**options)

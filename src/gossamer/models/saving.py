@@ -42,7 +42,12 @@ class PretrainedModel(nn.Module):
         path = Path(folder)
         config = {"model": type(self).__name__, "gossamer_version": __version__, **self.config}
         write_json(path / "config.json", config)
-        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        elsewhere = self._kept_elsewhere()
+        weights = {
+            name: tensor.contiguous()
+            for name, tensor in self.state_dict().items()
+            if name not in elsewhere
+        }
         with replacing(path / "model.safetensors") as temporary:
             save_file(weights, temporary)
 
@@ -83,13 +88,17 @@ class PretrainedModel(nn.Module):
     def _load_weights(self, path: Path) -> None:
         try:
             weights = load_file(path)
-            self.load_state_dict(weights)
+            self.load_state_dict({**self._kept_elsewhere(), **weights})
         except (OSError, SafetensorError, RuntimeError) as error:
             first = str(error).strip().replace("\n", " ")
             raise DataError(
                 f"{path} must hold the weights that config.json describes; got: {first}. "
                 "Copy both files of one run."
             ) from None
+
+    def _kept_elsewhere(self) -> dict[str, torch.Tensor]:
+        """Return weights that `model.safetensors` leaves out because a part keeps them itself."""
+        return {}
 
     def num_parameters(self) -> int:
         """Return how many numbers are trained."""

@@ -131,10 +131,16 @@ class TextEncoder(nn.Module):
         super().__init__()
         check_choice(pooling, ("mean", "cls"), "pooling")
         check_range(max_length, "max_length", low=1, integer=True)
+        self.config = {"pooling": pooling, "normalize": normalize, "max_length": max_length}
         self.pooling = pooling
         self.normalize = normalize
         self.max_length = max_length
         self.model, self.tokenizer = _load(model_folder(folder))
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write model and tokenizer as transformers does; pooling is not among it."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
     def forward(self, texts: Sequence[str]) -> Tensor:
         """Encode texts."""

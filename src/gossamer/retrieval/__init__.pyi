@@ -4,6 +4,10 @@ from .collections import read_beir as read_beir
 from .collections import read_msmarco as read_msmarco
 from .dense import DenseIndex as DenseIndex
 from .dense import search_top_k as search_top_k
+from .fit import RetrieverConfig as RetrieverConfig
+from .fit import build_loss as build_loss
+from .fit import fit_retriever as fit_retriever
+from .fit import mine_negatives as mine_negatives
 from .fusion import fuse_runs as fuse_runs
 from .metrics import ComparisonReport as ComparisonReport
 from .metrics import RunReport as RunReport
@@ -11,6 +15,7 @@ from .metrics import compare_runs as compare_runs
 from .metrics import evaluate_run as evaluate_run
 from .sgml import read_documents as read_documents
 from .sgml import read_topics as read_topics
+from .training_rows import TrainingRows as TrainingRows
 from .trec import read_qrels as read_qrels
 from .trec import read_run as read_run
 from .trec import write_qrels as write_qrels
