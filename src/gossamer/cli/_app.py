@@ -24,6 +24,8 @@ _COMMANDS = (
     ("view", "view", _EVIDENCE),
     ("train", "train", _SEQUENCES),
     ("solve", "solve", _SEQUENCES),
+    ("train-retriever", "train_retriever", _RETRIEVAL),
+    ("retrieve", "retrieve", _RETRIEVAL),
     ("evaluate", "evaluate", _RETRIEVAL),
 )
 

@@ -171,13 +171,20 @@ class DualEncoder(PretrainedModel):
         training = encoder.training
         encoder.eval()
         try:
+            # texts of one length together: less padding to encode
+            order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
             parts = [
-                self._vectors(encoder, texts[begin : begin + batch_size]).cpu()
+                self._vectors(
+                    encoder, [texts[number] for number in order[begin : begin + batch_size]]
+                ).cpu()
                 for begin in range(0, len(texts), batch_size)
             ]
         finally:
             encoder.train(training)
-        return torch.cat(parts) if parts else self._vectors(encoder, []).cpu()
+        if not parts:
+            return self._vectors(encoder, []).cpu()
+        sorted_vectors = torch.cat(parts)
+        return torch.empty_like(sorted_vectors).index_copy_(0, torch.tensor(order), sorted_vectors)
 
 
 def _build(entry: Mapping[str, Any], folder: Path) -> nn.Module:

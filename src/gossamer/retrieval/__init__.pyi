@@ -9,6 +9,8 @@ from .fit import build_loss as build_loss
 from .fit import fit_retriever as fit_retriever
 from .fit import mine_negatives as mine_negatives
 from .fusion import fuse_runs as fuse_runs
+from .loading import index_texts as index_texts
+from .loading import load_retriever as load_retriever
 from .metrics import ComparisonReport as ComparisonReport
 from .metrics import RunReport as RunReport
 from .metrics import compare_runs as compare_runs

@@ -41,7 +41,7 @@ class Collection(NamedTuple):
     qrels: Qrels
 
 
-def read_beir(folder: PathLike, *, split: str = "test") -> Collection:
+def read_beir(folder: PathLike, *, split: str | None = "test") -> Collection:
     r"""Read a BEIR folder: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
 
     A document's text is title + " " + text, stripped. Only queries with judgements in the split
@@ -49,7 +49,8 @@ def read_beir(folder: PathLike, *, split: str = "test") -> Collection:
 
     Args:
         folder: Of the data set.
-        split: Name of the judgements' file. Default `"test"`.
+        split: Name of the judgements' file, or `None` for all queries and no judgements.
+            Default `"test"`.
 
     Returns:
         Documents, queries and judgements.
@@ -77,11 +78,14 @@ def read_beir(folder: PathLike, *, split: str = "test") -> Collection:
     Deviations: none
     """
     root = Path(folder)
-    judgements = _present(root / "qrels", f"{split}.tsv", f"the judgements of the split {split!r}")
-    qrels = read_qrels(judgements)
+    qrels: Qrels = {}
+    if split is not None:
+        words = f"the judgements of the split {split!r}"
+        qrels = read_qrels(_present(root / "qrels", f"{split}.tsv", words))
     queries = _read_texts(_json_rows(_present(root, "queries.jsonl", "the queries")))
     corpus = _read_texts(_json_rows(_present(root, "corpus.jsonl", "the documents")))
-    return _collected(root, corpus, queries, qrels)
+    data = _collected(root, corpus, queries, qrels)
+    return data if split is not None else data._replace(queries=queries)
 
 
 def read_msmarco(folder: PathLike, *, split: str = "dev.small") -> Collection:
@@ -248,7 +252,7 @@ def _collected(
         )
     judged = {document for grades in qrels.values() for document in grades}
     absent = judged - corpus.keys()
-    if len(absent) == len(judged):
+    if judged and len(absent) == len(judged):
         raise DataError(
             f"the judged documents of {folder} must be among its documents; none of {len(judged)} "
             f"is, such as {min(absent)!r}, where the corpus has ids like "

@@ -133,6 +133,7 @@ def fit_retriever(
     config: RetrieverConfig | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    logger: Logger | None = None,
     quiet: bool = False,
 ) -> TrainResult:
     r"""Train a dual encoder, in place.
@@ -153,6 +154,7 @@ def fit_retriever(
         config: Settings. Default `RetrieverConfig()`.
         folder: Where checkpoints, `metrics.jsonl` and the trained model go. Default nowhere.
         resume: Go on from the folder's checkpoint, if there is one. Default false.
+        logger: Where numbers go instead, for a run without a folder. Default nowhere.
         quiet: Show no progress. Default false.
 
     Returns:
@@ -205,7 +207,7 @@ def fit_retriever(
         model,
         _StepLoss(chosen, settings.chunk_size),
         settings.loop(settings.epochs * batches.per_epoch),
-        logger=_logger(folder),
+        logger=logger if folder is None else FileLogger(Path(folder)),
         quiet=quiet,
     )
     result = trainer.fit(batches, resume=resume)
@@ -344,7 +346,3 @@ def _settings(config: RetrieverConfig, loss: Any, negatives: str) -> str:
     values = dataclasses.asdict(config)
     del values["device"]  # may change between the parts of a run
     return tomli_w.dumps({"loss": name, "negatives": negatives, "retriever": values})
-
-
-def _logger(folder: str | os.PathLike[str] | None) -> Logger | None:
-    return None if folder is None else FileLogger(Path(folder))

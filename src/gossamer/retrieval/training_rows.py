@@ -24,6 +24,7 @@ class TrainingRows:
         texts: One for each row.
         label_texts: One for each column: documents, or the texts of labels.
         labels: Rows x columns, above 0 where relevant.
+        row_numbers: Of the rows in the data set. Default 0, 1, ...
         num_empty: Rows that were left out.
 
     Raises:
@@ -39,6 +40,7 @@ class TrainingRows:
     texts: Sequence[str] = field(repr=False)
     label_texts: Sequence[str] = field(repr=False)
     labels: csr_matrix
+    row_numbers: Sequence[int] = field(default=(), repr=False)
     num_empty: int = 0
 
     def __post_init__(self) -> None:
@@ -105,6 +107,11 @@ def _without_empty(texts: Sequence[str], label_texts: Sequence[str], labels: Any
             "data must hold a row with a relevant document or label; got none. Check the split, "
             "and that ids of judgements are those of the corpus."
         )
+    numbers = kept.tolist()
     return TrainingRows(
-        [texts[int(i)] for i in kept], label_texts, matrix[kept], matrix.shape[0] - len(kept)
+        [texts[i] for i in numbers],
+        label_texts,
+        matrix[kept],
+        numbers,
+        matrix.shape[0] - len(kept),
     )

@@ -1,0 +1,27 @@
+"""Data that a recipe needs and that is not installed with the library."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gossamer.errors import DataError
+
+__all__ = ["outside_data"]
+
+
+def outside_data(name: str) -> Path:
+    """Return the folder of a data set: a path, or a name below `GOSSAMER_DATA`.
+
+    Raises:
+        DataError: If it is not there.
+    """
+    root = os.environ.get("GOSSAMER_DATA")
+    for folder in (Path(name), Path(root) / name if root else Path(name)):
+        if folder.is_dir():
+            return folder
+    raise DataError(
+        f"this recipe needs the data set {name}, which is not shipped; got no such folder"
+        f"{' in GOSSAMER_DATA' if root else ' and no GOSSAMER_DATA'}. Put it there, or name its "
+        "folder in --config as `data`."
+    )
