@@ -35,7 +35,9 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 7, 9, 100])
-@pytest.mark.parametrize("loss", [DecoupledSoftmaxLoss(), SoftTopKLoss(2)])
+@pytest.mark.parametrize(
+    "loss", [DecoupledSoftmaxLoss(temperature=1.0), SoftTopKLoss(2, temperature=1.0)]
+)
 def test_equals_the_whole_batch(chunk_size: int, loss: Any) -> None:
     model, (x, y) = encoder(), data()
     plain = loss(model(x) @ model(y).T, LABELS)
@@ -51,7 +53,7 @@ def test_equals_the_whole_batch(chunk_size: int, loss: Any) -> None:
 @pytest.mark.parametrize("chunk_size", [1, 4, 9])
 def test_dropout_draws_the_same_in_both_passes(chunk_size: int) -> None:
     model, (x, y) = encoder(0.5).train(), data()
-    loss = DecoupledSoftmaxLoss()
+    loss = DecoupledSoftmaxLoss(temperature=1.0)
     torch.manual_seed(7)
     # the whole batch encodes in the same chunks, so that it draws the same
     parts = [[model(part) for part in side.split(chunk_size)] for side in (x, y)]
@@ -73,7 +75,7 @@ def test_mappings_lists_and_two_encoders() -> None:
     towers = nn.ModuleDict({"x": encoder(), "y": encoder()})
     torch.manual_seed(3)
     nn.init.normal_(towers["y"][0].weight)
-    loss = DecoupledSoftmaxLoss()
+    loss = DecoupledSoftmaxLoss(temperature=1.0)
 
     def encode(chunk: Any) -> Tensor:
         kind = "x" if "x" in chunk else "y"
@@ -94,7 +96,7 @@ def test_mappings_lists_and_two_encoders() -> None:
 
 def test_gradients_are_added() -> None:
     model, (x, y) = encoder(), data()
-    cache = GradientCache(model, DecoupledSoftmaxLoss(), chunk_size=3)
+    cache = GradientCache(model, DecoupledSoftmaxLoss(temperature=1.0), chunk_size=3)
     cache.backward(x, y, LABELS)
     once = [p.grad.clone() for p in model.parameters()]
     cache.backward(x, y, LABELS)
@@ -104,7 +106,7 @@ def test_gradients_are_added() -> None:
 
 def test_bad_input() -> None:
     model, (x, y) = encoder(), data()
-    loss = DecoupledSoftmaxLoss()
+    loss = DecoupledSoftmaxLoss(temperature=1.0)
     with pytest.raises(ConfigError, match="chunk_size"):
         GradientCache(model, loss, chunk_size=0)
     cache = GradientCache(model, loss, chunk_size=4)

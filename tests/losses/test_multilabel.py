@@ -158,7 +158,7 @@ def test_drawn_negatives_are_right_in_the_mean() -> None:
 def test_a_row_of_relevant_labels_only_costs_nothing() -> None:
     scores = torch.randn(2, 3, requires_grad=True)
     relevant = torch.tensor([[True, True, True], [True, False, False]])
-    loss = DecoupledSoftmaxLoss(reduction="none")(scores, relevant)
+    loss = DecoupledSoftmaxLoss(temperature=0.5, reduction="none")(scores, relevant)
     assert loss[0].item() == 0.0
     loss.sum().backward()
     assert scores.grad is not None
@@ -171,7 +171,7 @@ def test_a_row_of_relevant_labels_only_costs_nothing() -> None:
 def test_half_precision_is_computed_in_float32(kind: Callable[..., Any]) -> None:
     scores, relevant = example(labels=30)
     half = scores.bfloat16().requires_grad_()
-    function = kind(**WHOLE.get(kind, {}))
+    function = kind(temperature=0.5, **WHOLE.get(kind, {}))
     loss = function(half, relevant)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, function(half.float(), relevant))
@@ -183,7 +183,7 @@ def test_half_precision_is_computed_in_float32(kind: Callable[..., Any]) -> None
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 def test_every_form_of_labels_gives_the_same() -> None:
     scores, relevant = example()
-    loss = DecoupledSoftmaxLoss()
+    loss = DecoupledSoftmaxLoss(temperature=0.5)
     expected = loss(scores, relevant)
     lists = [row.nonzero().flatten().tolist() for row in relevant]
     forms: list[Any] = [
@@ -225,13 +225,15 @@ def test_in_batch_leaves_known_positives_out() -> None:
 
 def test_reductions_and_empty_rows() -> None:
     scores, relevant = example()
-    each = DecoupledSoftmaxLoss(reduction="none")(scores, relevant)
+    each = DecoupledSoftmaxLoss(temperature=0.5, reduction="none")(scores, relevant)
     assert each.shape == (5,)
-    torch.testing.assert_close(DecoupledSoftmaxLoss(reduction="sum")(scores, relevant), each.sum())
+    torch.testing.assert_close(
+        DecoupledSoftmaxLoss(temperature=0.5, reduction="sum")(scores, relevant), each.sum()
+    )
     relevant[2] = False
     with pytest.raises(DataError, match=r"got none in row 2 \(1 rows in all\)"):
-        DecoupledSoftmaxLoss()(scores, relevant)
-    skip = DecoupledSoftmaxLoss(empty="skip")(scores, relevant)
+        DecoupledSoftmaxLoss(temperature=0.5)(scores, relevant)
+    skip = DecoupledSoftmaxLoss(temperature=0.5, empty="skip")(scores, relevant)
     torch.testing.assert_close(skip, each[[0, 1, 3, 4]].mean())
 
 

@@ -1,3 +1,5 @@
+from .binary import BinaryCrossEntropyLoss as BinaryCrossEntropyLoss
+from .gather import gather_with_grad as gather_with_grad
 from .grad_cache import GradientCache as GradientCache
 from .multilabel import CoupledSoftmaxLoss as CoupledSoftmaxLoss
 from .multilabel import DecoupledSoftmaxLoss as DecoupledSoftmaxLoss
@@ -5,4 +7,5 @@ from .multilabel import InBatchSoftmaxLoss as InBatchSoftmaxLoss
 from .multilabel import SummedSoftmaxLoss as SummedSoftmaxLoss
 from .soft_top_k import SoftTopKLoss as SoftTopKLoss
 from .soft_top_k import soft_top_k as soft_top_k
+from .streamed import sharded_loss as sharded_loss
 from .streaming import streamed_logsumexp as streamed_logsumexp

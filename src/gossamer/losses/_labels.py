@@ -1,8 +1,11 @@
-"""Relevant labels in any of the forms that users have, as one matrix."""
+"""Relevant labels in any of the forms that users have, as one matrix or as pairs."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +13,38 @@ from torch import Tensor
 
 from gossamer.errors import DataError, DtypeError, ShapeError
 
-__all__ = ["check_rows", "check_scores", "label_matrix"]
+__all__ = [
+    "Pairs",
+    "check_rows",
+    "check_scores",
+    "label_matrix",
+    "label_pairs",
+    "scaled",
+    "warn_of_range",
+]
+
+_SMALL_TEMPERATURE = 0.1  # what contrastive models of unit vectors use
+_LARGEST_COSINE = 1.05  # with the rounding of half precision
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Relevant labels of rows as pairs, in the order of the labels; no matrix."""
+
+    rows: Tensor
+    columns: Tensor
+    weights: Tensor
+
+    def between(self, begin: int, end: int) -> slice:
+        """Return which pairs have a label from `begin` to before `end`."""
+        first, last = torch.searchsorted(
+            self.columns, torch.tensor([begin, end], device=self.columns.device)
+        ).tolist()
+        return slice(first, last)
+
+    def where(self, kept: Tensor | slice) -> Pairs:
+        """Return some of the pairs."""
+        return Pairs(self.rows[kept], self.columns[kept], self.weights[kept])
 
 
 def label_matrix(labels: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
@@ -28,27 +62,48 @@ def label_matrix(labels: Any, shape: tuple[int, int], device: torch.device) -> T
             exist, or one twice.
         DtypeError: If a tensor is complex.
     """
-    if hasattr(labels, "tocsr"):  # SciPy, without importing it
-        labels = labels.toarray()
+    if _is_sparse(labels):
+        pairs = label_pairs(labels, shape, device)
+        matrix = torch.zeros(shape, device=device)
+        matrix[pairs.rows, pairs.columns] = pairs.weights
+        return matrix
+    return _checked(torch.as_tensor(labels, device=device), shape)
+
+
+def label_pairs(labels: Any, shape: tuple[int, int], device: torch.device) -> Pairs:
+    """Return the relevant labels as pairs; what comes sparse stays so. Else as `label_matrix`."""
+    if hasattr(labels, "tocoo"):  # SciPy, without importing it
+        _check_shape(tuple(labels.shape), shape)
+        matrix = labels.tocsr(copy=True)
+        matrix.sum_duplicates()
+        entries = matrix.tocoo()
+        rows, columns, weights = (
+            torch.as_tensor(value, device=device)
+            for value in (entries.row, entries.col, entries.data)
+        )
     elif isinstance(labels, Tensor) and labels.layout != torch.strided:
-        labels = labels.to_dense()
-    elif isinstance(labels, (list, tuple)) and not _is_matrix(labels):
-        return _from_lists(labels, shape, device)
-    matrix = torch.as_tensor(labels, device=device)
-    if matrix.is_complex():
-        raise DtypeError(f"labels must be real; got {matrix.dtype}. Give 0, 1 or weights.")
-    if tuple(matrix.shape) != shape:
-        raise ShapeError(
-            f"labels must have the shape of the logits, {shape}; got {tuple(matrix.shape)}. "
-            "Give one row for each input and one column for each label, or lists of indices."
-        )
-    matrix = matrix.to(torch.float32)
-    if bool((matrix.isnan() | (matrix < 0)).any()):
-        raise DataError(
-            "labels must be 0, 1 or weights >= 0; got negative or NaN entries. Give 0 where a "
-            "label is not relevant."
-        )
-    return matrix
+        _check_shape(tuple(labels.shape), shape)
+        sparse = labels.to_sparse_coo().coalesce().to(device)  # type: ignore[no-untyped-call]
+        (rows, columns), weights = sparse.indices(), sparse.values()
+    elif _is_sparse(labels):
+        rows, columns = _from_lists(labels, shape, device)
+        weights = torch.ones(len(rows), device=device)
+    else:
+        matrix = _checked(torch.as_tensor(labels, device=device), shape)
+        rows, columns = matrix.nonzero().T
+        weights = matrix[rows, columns]
+    weights = _checked_weights(weights)
+    found = Pairs(rows.long(), columns.long(), weights).where(weights > 0)
+    return found.where(found.columns.argsort(stable=True))
+
+
+def _is_sparse(labels: Any) -> bool:
+    """Whether labels are no matrix of all pairs."""
+    if isinstance(labels, (list, tuple)):
+        return not _is_matrix(labels)
+    return hasattr(labels, "tocoo") or (
+        isinstance(labels, Tensor) and labels.layout != torch.strided
+    )
 
 
 def _is_matrix(labels: Sequence[Any]) -> bool:
@@ -57,7 +112,34 @@ def _is_matrix(labels: Sequence[Any]) -> bool:
     return len(first) > 0 and isinstance(first[0], (bool, float))
 
 
-def _from_lists(labels: Sequence[Any], shape: tuple[int, int], device: torch.device) -> Tensor:
+def _checked(matrix: Tensor, shape: tuple[int, int]) -> Tensor:
+    _check_shape(tuple(matrix.shape), shape)
+    return _checked_weights(matrix)
+
+
+def _check_shape(got: tuple[int, ...], shape: tuple[int, int]) -> None:
+    if got != shape:
+        raise ShapeError(
+            f"labels must have the shape of the logits, {shape}; got {got}. "
+            "Give one row for each input and one column for each label, or lists of indices."
+        )
+
+
+def _checked_weights(weights: Tensor) -> Tensor:
+    if weights.is_complex():
+        raise DtypeError(f"labels must be real; got {weights.dtype}. Give 0, 1 or weights.")
+    weights = weights.to(torch.float32)
+    if bool((weights.isnan() | (weights < 0)).any()):
+        raise DataError(
+            "labels must be 0, 1 or weights >= 0; got negative or NaN entries. Give 0 where a "
+            "label is not relevant."
+        )
+    return weights
+
+
+def _from_lists(
+    labels: Sequence[Any], shape: tuple[int, int], device: torch.device
+) -> tuple[Tensor, Tensor]:
     if len(labels) != shape[0]:
         raise ShapeError(
             f"labels must hold one list for each row, {shape[0]}; got {len(labels)}. Add or "
@@ -85,9 +167,8 @@ def _from_lists(labels: Sequence[Any], shape: tuple[int, int], device: torch.dev
             )
         rows += [number] * len(indices)
         columns += indices
-    matrix = torch.zeros(shape, device=device)
-    matrix[rows, columns] = 1.0
-    return matrix
+    found = torch.tensor([rows, columns], dtype=torch.long, device=device)
+    return found[0], found[1]
 
 
 def check_scores(logits: Tensor) -> Tensor:
@@ -111,13 +192,35 @@ def check_scores(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def check_rows(relevant: Tensor, empty: str) -> Tensor:
-    """Return which rows have a relevant label.
+def scaled(loss: Any, logits: Tensor) -> Tensor:
+    """Return the checked scores of a loss, divided by its temperature."""
+    scores = check_scores(logits)
+    warn_of_range(loss, scores)
+    return scores / float(loss.temperature)
+
+
+def warn_of_range(loss: Any, scores: Tensor) -> None:
+    """Warn once for a loss with a small temperature if scores are no cosines."""
+    small = loss.temperature <= _SMALL_TEMPERATURE and scores.numel() > 0
+    if not small or getattr(loss, "_warned", False):
+        return
+    low, high = (float(value) for value in scores.detach().aminmax())
+    if high > _LARGEST_COSINE or -math.inf < low < -_LARGEST_COSINE:  # -inf is a hidden score
+        loss._warned = True
+        warnings.warn(
+            f"temperature {loss.temperature:g} is for embeddings of length 1, whose scores lie in "
+            f"[-1, 1]; got scores from {low:.3g} to {high:.3g}. "
+            "Normalize the embeddings, or use temperature=1.",
+            stacklevel=4,
+        )
+
+
+def check_rows(some: Tensor, empty: str) -> Tensor:
+    """Return which rows have a relevant label, as they come.
 
     Raises:
         DataError: If some have none and `empty` is `"error"`.
     """
-    some = relevant.any(1)
     if empty == "error" and not bool(some.all()):
         missing = (~some).nonzero().flatten().tolist()
         raise DataError(

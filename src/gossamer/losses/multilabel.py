@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gossamer.checks import check_choice, check_range
-from gossamer.errors import ShapeError
-from gossamer.losses._labels import check_rows, check_scores, label_matrix
+from gossamer.errors import ShapeError, UnsupportedError
+from gossamer.losses._labels import check_rows, label_matrix, label_pairs, scaled
+from gossamer.losses._rows import REDUCTIONS, draw, draw_pairs, reduce_rows, sum_pairs
+from gossamer.losses._statistics import LogSumExp, Plan
+from gossamer.losses.streamed import StreamedLoss
 
 __all__ = [
     "CoupledSoftmaxLoss",
     "DecoupledSoftmaxLoss",
     "InBatchSoftmaxLoss",
     "SummedSoftmaxLoss",
-    "reduce_rows",
 ]
 
-REDUCTIONS = ("mean", "sum", "none")
 
-
-class DecoupledSoftmaxLoss(nn.Module):
+class DecoupledSoftmaxLoss(StreamedLoss):
     r"""Each relevant label against all irrelevant ones, and never against another relevant one.
 
     $$Z_i = \log \sum_{l \notin P_i} e^{s_{il}}, \qquad
@@ -90,15 +90,16 @@ class DecoupledSoftmaxLoss(nn.Module):
         self.normalize = normalize
         self.sample_positives = sample_positives
         self.num_negatives = num_negatives
+        self.streams = num_negatives is None
         self.empty = empty
         self.reduction = reduction
 
     def forward(self, logits: Tensor, labels: Any) -> Tensor:
         """Return the loss."""
-        scores = check_scores(logits) / self.temperature
+        scores = scaled(self, logits)
         weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
         relevant = weights > 0
-        rows = check_rows(relevant, self.empty)
+        rows = check_rows(relevant.any(1), self.empty)
         negatives, shift = ~relevant, torch.zeros_like(scores[:, 0])
         if self.num_negatives is not None:
             total = negatives.sum(1)
@@ -115,8 +116,31 @@ class DecoupledSoftmaxLoss(nn.Module):
             loss = loss / weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
         return reduce_rows(loss, rows, self.reduction)
 
+    def plan(self, labels: Any, shape: tuple[int, int], like: Tensor) -> Plan:
+        """Return what the loss does with a batch; see `StreamedLoss`."""
+        if self.num_negatives is not None:
+            raise UnsupportedError(
+                f"num_negatives must be None where scores are streamed; got {self.num_negatives}. "
+                "Streaming takes all negatives: leave the option out."
+            )
+        pairs = label_pairs(labels, shape, like.device)
+        some = check_rows(sum_pairs(pairs.weights, pairs, shape[0]) > 0, self.empty)
+        kept = pairs
+        if self.sample_positives is not None:
+            kept = pairs.where(draw_pairs(pairs.rows, self.sample_positives))
+        return Plan(kept, pairs, some, LogSumExp())
 
-class _RowLoss(nn.Module):
+    def of_statistics(self, relevant: Tensor, value: Tensor, plan: Plan) -> Tensor:
+        """Return the loss; see `StreamedLoss`."""
+        pairs, rows = plan.relevant, len(plan.some)
+        loss = sum_pairs(F.softplus(value[pairs.rows] - relevant) * pairs.weights, pairs, rows)
+        if self.normalize == "positives":
+            total = sum_pairs(pairs.weights, pairs, rows)
+            loss = loss / total.clamp(min=torch.finfo(total.dtype).tiny)
+        return reduce_rows(loss, plan.some, self.reduction)
+
+
+class _RowLoss(StreamedLoss):
     """What the two baselines share: temperature, checks, reduction."""
 
     def __init__(self, *, temperature: float = 0.05, reduction: str = "mean") -> None:
@@ -132,10 +156,16 @@ class _RowLoss(nn.Module):
 
     def forward(self, logits: Tensor, labels: Any) -> Tensor:
         """Return the loss."""
-        scores = check_scores(logits) / self.temperature
+        scores = scaled(self, logits)
         weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
-        rows = check_rows(weights > 0, "error")
+        rows = check_rows((weights > 0).any(1), "error")
         return reduce_rows(self.of_rows(scores, weights), rows, self.reduction)
+
+    def plan(self, labels: Any, shape: tuple[int, int], like: Tensor) -> Plan:
+        """Return what the loss does with a batch; see `StreamedLoss`."""
+        pairs = label_pairs(labels, shape, like.device)
+        some = check_rows(sum_pairs(pairs.weights, pairs, shape[0]) > 0, "error")
+        return Plan(pairs, pairs.where(slice(0)), some, LogSumExp())
 
 
 class CoupledSoftmaxLoss(_RowLoss):
@@ -168,6 +198,13 @@ class CoupledSoftmaxLoss(_RowLoss):
         log = scores.log_softmax(1)
         return -torch.where(weights > 0, weights * log, 0.0).sum(1) / weights.sum(1)
 
+    def of_statistics(self, relevant: Tensor, value: Tensor, plan: Plan) -> Tensor:
+        """Return the loss; see `StreamedLoss`."""
+        pairs, rows = plan.relevant, len(plan.some)
+        loss = sum_pairs((value[pairs.rows] - relevant) * pairs.weights, pairs, rows)
+        loss = loss / sum_pairs(pairs.weights, pairs, rows)
+        return reduce_rows(loss, plan.some, self.reduction)
+
 
 class SummedSoftmaxLoss(_RowLoss):
     r"""Minus the logarithm of the summed probability of all relevant labels.
@@ -199,6 +236,14 @@ class SummedSoftmaxLoss(_RowLoss):
     def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
         """Return the loss of each row."""
         return scores.logsumexp(1) - masked_logsumexp(scores, weights > 0)
+
+    def of_statistics(self, relevant: Tensor, value: Tensor, plan: Plan) -> Tensor:
+        """Return the loss; see `StreamedLoss`."""
+        pairs, rows = plan.relevant, len(plan.some)
+        top = torch.full_like(value, -math.inf)
+        top = top.scatter_reduce(0, pairs.rows, relevant.detach(), "amax")
+        share = sum_pairs((relevant - top[pairs.rows]).exp(), pairs, rows)
+        return reduce_rows(value - top - share.log(), plan.some, self.reduction)
 
 
 class InBatchSoftmaxLoss(nn.Module):
@@ -235,7 +280,7 @@ class InBatchSoftmaxLoss(nn.Module):
 
     def forward(self, logits: Tensor, labels: Any = None) -> Tensor:
         """Return the loss."""
-        scores = check_scores(logits) / self.temperature
+        scores = scaled(self, logits)
         size = len(scores)
         if scores.shape[1] != size:
             raise ShapeError(
@@ -258,19 +303,3 @@ def masked_logsumexp(scores: Tensor, mask: Tensor) -> Tensor:
     # a row of -inf alone would have the gradient NaN
     safe = torch.where(mask | ~some[:, None], scores, -math.inf)
     return torch.where(some, safe.logsumexp(1), -math.inf)
-
-
-def draw(mask: Tensor, count: int) -> Tensor:
-    """Return a mask of at most `count` entries of each row, drawn evenly from those of `mask`."""
-    order = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1.0)
-    kept = order.topk(min(count, mask.shape[1]), dim=1).indices
-    return torch.zeros_like(mask).scatter_(1, kept, True) & mask
-
-
-def reduce_rows(loss: Tensor, rows: Tensor, reduction: str) -> Tensor:
-    """Return the loss of the rows that count, reduced; the others are 0."""
-    loss = torch.where(rows, loss, 0.0)
-    if reduction == "none":
-        return loss
-    total = loss.sum()
-    return total if reduction == "sum" else total / rows.sum().clamp(min=1)

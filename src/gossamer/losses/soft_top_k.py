@@ -6,13 +6,15 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, ShapeError
-from gossamer.losses._labels import check_rows, check_scores, label_matrix
-from gossamer.losses.multilabel import REDUCTIONS, draw, reduce_rows
+from gossamer.losses._labels import check_rows, check_scores, label_matrix, label_pairs, scaled
+from gossamer.losses._rows import REDUCTIONS, draw, draw_pairs, reduce_rows, sum_pairs
+from gossamer.losses._statistics import Plan, Shift
+from gossamer.losses.streamed import StreamedLoss
 
 __all__ = ["SoftTopKLoss", "soft_top_k"]
 
@@ -70,13 +72,7 @@ def _prepared(
     check_range(alpha, "alpha", low=0.0, open_low=True)
     check_range(num_steps, "num_steps", low=1, integer=True)
     x = check_scores(scores)
-    wanted = torch.as_tensor(k, dtype=x.dtype, device=x.device)
-    if wanted.shape not in ((), (len(x),)):
-        raise ShapeError(
-            f"k must be a number or one for each of {len(x)} rows; got the shape "
-            f"{tuple(wanted.shape)}. Change k."
-        )
-    wanted = wanted.expand(len(x))[:, None]
+    wanted = wanted_of_rows(k, len(x)).to(x.device, x.dtype).expand(len(x))[:, None]
     count = x.isfinite().sum(1, keepdim=True)
     if bool(((wanted <= 0) | (wanted >= count)).any()):
         raise ConfigError(
@@ -84,6 +80,17 @@ def _prepared(
             f"{float(wanted.max()):g} with {int(count.min())} labels. Change k."
         )
     return x, _shift(x.detach(), wanted, count, alpha, num_steps)
+
+
+def wanted_of_rows(k: int | float | Tensor, rows: int) -> Tensor:
+    """Return k as a number or with one for each row."""
+    wanted = torch.as_tensor(k)
+    if wanted.shape not in ((), (rows,)):
+        raise ShapeError(
+            f"k must be a number or one for each of {rows} rows; got the shape "
+            f"{tuple(wanted.shape)}. Change k."
+        )
+    return wanted
 
 
 @torch.no_grad()
@@ -138,7 +145,7 @@ class _LogSoftTopK(torch.autograd.Function):
         return w - v * (w.sum(1, keepdim=True) / total), None, None
 
 
-class SoftTopKLoss(nn.Module):
+class SoftTopKLoss(StreamedLoss):
     r"""Minus the mean log membership of the relevant labels in the soft top k.
 
     $$L_i = -\frac{1}{|P_i|} \sum_{j \in P_i} \log u_{ij}$$
@@ -194,9 +201,9 @@ class SoftTopKLoss(nn.Module):
 
     def forward(self, logits: Tensor, labels: Any) -> Tensor:
         """Return the loss."""
-        scores = check_scores(logits) / self.temperature
+        scores = scaled(self, logits)
         relevant = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device) > 0
-        rows = check_rows(relevant, "error")
+        rows = check_rows(relevant.any(1), "error")
         k: int | str | Tensor = self.k
         if isinstance(k, str):
             k = relevant.sum(1).to(scores.dtype)
@@ -207,3 +214,23 @@ class SoftTopKLoss(nn.Module):
         log = log_soft_top_k(scores, k, alpha=self.alpha)
         loss = -torch.where(relevant, log, 0.0).sum(1) / relevant.sum(1)
         return reduce_rows(loss, rows, self.reduction)
+
+    def plan(self, labels: Any, shape: tuple[int, int], like: Tensor) -> Plan:
+        """Return what the loss does with a batch; see `StreamedLoss`."""
+        pairs = label_pairs(labels, shape, like.device)
+        counts = torch.bincount(pairs.rows, minlength=shape[0])
+        some = check_rows(counts > 0, "error")
+        kept = torch.ones_like(pairs.rows, dtype=torch.bool)
+        if isinstance(self.k, int):
+            kept = draw_pairs(pairs.rows, self.k)
+        wide = torch.promote_types(like.dtype, torch.float32)
+        k = counts if isinstance(self.k, str) else wanted_of_rows(self.k, shape[0])
+        shift = Shift(k.to(like.device, wide).expand(shape[0]), self.alpha)
+        return Plan(pairs.where(kept), pairs.where(~kept), some, shift)
+
+    def of_statistics(self, relevant: Tensor, value: Tensor, plan: Plan) -> Tensor:
+        """Return the loss; see `StreamedLoss`."""
+        pairs, rows = plan.relevant, len(plan.some)
+        log = F.logsigmoid(self.alpha * (relevant + value[pairs.rows]))
+        loss = -sum_pairs(log, pairs, rows) / torch.bincount(pairs.rows, minlength=rows)
+        return reduce_rows(loss, plan.some, self.reduction)
