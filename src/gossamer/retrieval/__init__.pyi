@@ -1,4 +1,5 @@
 from .bm25 import BM25Index as BM25Index
+from .classifier import DualEncoderClassifier as DualEncoderClassifier
 from .collections import Collection as Collection
 from .collections import read_beir as read_beir
 from .collections import read_msmarco as read_msmarco
