@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.errors import ConfigError, DataError, GossamerError, ShapeError
+from gossamer.errors import (
+    ConfigError,
+    DataError,
+    GossamerError,
+    MissingDependencyError,
+    ShapeError,
+)
 from gossamer.retrieval import DenseIndex, search_top_k
 
 VECTORS = np.random.default_rng(0).integers(-3, 4, (37, 5)).astype(np.float32)
@@ -76,6 +85,103 @@ def test_a_memory_mapped_array_will_do(tmp_path: Path) -> None:
 def test_bad_searches_are_refused(queries: object, documents: object, k: int, message: str) -> None:
     with pytest.raises(GossamerError, match=message):
         search_top_k(queries, documents, k)
+
+
+# --- other engines ---
+
+
+@pytest.mark.parametrize("engine", ["torch", "faiss"])
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(k=st.integers(1, 40), block_size=st.integers(1, 50), documents=st.integers(1, 40))
+def test_engines_give_the_same_also_at_ties(
+    engine: str, k: int, block_size: int, documents: int
+) -> None:
+    """Whole numbers: equal scores are many, and exact everywhere."""
+    if engine == "faiss":
+        pytest.importorskip("faiss")
+    some = VECTORS[:documents]
+    expected = search_top_k(QUERIES, some, k)
+    found = search_top_k(QUERIES, some, k, block_size=block_size, engine=engine)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert isinstance(ours, np.ndarray)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_against_the_flat_index_of_faiss() -> None:
+    faiss = pytest.importorskip("faiss")
+    rng = np.random.default_rng(3)
+    documents = rng.standard_normal((500, 16)).astype(np.float32)
+    queries = rng.standard_normal((40, 16)).astype(np.float32)
+    index = faiss.IndexFlatIP(16)
+    index.add(documents)
+    scores, places = index.search(queries, 20)
+    for engine in ("numpy", "torch", "faiss"):
+        ours = search_top_k(queries, documents, 20, block_size=64, engine=engine)
+        np.testing.assert_array_equal(ours[1], places)
+        np.testing.assert_allclose(ours[0], scores, rtol=1e-5, atol=1e-5)
+
+
+def test_tensors_are_searched_with_torch_and_come_back(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", VECTORS.astype(np.float16))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    expected = search_top_k(QUERIES, VECTORS, 5)
+    q, d = torch.from_numpy(QUERIES), torch.from_numpy(VECTORS)
+    learned = q.clone().requires_grad_()
+    for queries, documents in ((q, d), (q, VECTORS), (q, mapped), (learned, d.bfloat16())):
+        scores, places = search_top_k(queries, documents, 5, block_size=8)
+        assert isinstance(places, torch.Tensor)
+        assert not scores.requires_grad
+        assert scores.dtype == torch.float32
+        np.testing.assert_array_equal(places.numpy(), expected[1])
+        np.testing.assert_array_equal(scores.numpy(), expected[0])
+    assert isinstance(search_top_k(q, d, 5, engine="numpy")[1], torch.Tensor)
+    assert isinstance(search_top_k(QUERIES, d, 5)[1], np.ndarray)
+    assert search_top_k(q.double(), d.double(), 5)[0].dtype == torch.float64
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_device() -> None:
+    q, d = torch.from_numpy(QUERIES).cuda(), torch.from_numpy(VECTORS)
+    scores, places = search_top_k(q, d, 5, block_size=8)
+    assert places.device == scores.device == q.device
+    np.testing.assert_array_equal(places.cpu().numpy(), search_top_k(QUERIES, VECTORS, 5)[1])
+
+
+@pytest.mark.parametrize("engine", ["torch", "faiss"])
+def test_other_engines_refuse_what_numpy_refuses(engine: str) -> None:
+    if engine == "faiss":
+        pytest.importorskip("faiss")
+    with pytest.raises(DataError, match="queries must be finite"):
+        search_top_k(QUERIES * np.nan, VECTORS, 1, engine=engine)
+    broken = VECTORS.copy()
+    broken[9] = np.inf
+    with pytest.raises(DataError, match="scores of documents 8 to 15 must be finite"):
+        search_top_k(QUERIES, broken, 1, block_size=8, engine=engine)
+    with pytest.raises(ShapeError, match=r"queries must be vectors, .* got \(6, 2\)"):
+        search_top_k(torch.from_numpy(QUERIES[:, :2]), VECTORS, 1, engine=engine)
+
+
+def test_unknown_and_missing_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="unknown engine 'fais'; did you mean 'faiss'"):
+        search_top_k(QUERIES, VECTORS, 1, engine="fais")
+    pytest.importorskip("faiss")
+    with pytest.raises(ConfigError, match="'numpy' or 'torch' for float64"):
+        search_top_k(QUERIES.astype(float), VECTORS.astype(float), 1, engine="faiss")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingDependencyError, match=r"gossamer\[retrieval\]"):
+        search_top_k(QUERIES, VECTORS, 1, engine="faiss")
+
+
+def test_torch_is_not_loaded_for_arrays() -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from gossamer.retrieval import DenseIndex, search_top_k\n"
+        "search_top_k(np.ones((2, 3)), np.ones((4, 3)), 1)\n"
+        "assert not {'torch', 'faiss'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- index on disk ---

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.errors import DataError, ShapeError
+from gossamer.errors import DataError
+from gossamer.retrieval._search_arrays import blocks_of
 
 __all__ = ["search_torch", "top_k_rows"]
 
 
 def search_torch(
-    queries: Tensor, shards: Sequence[Any], top_k: int, block_size: int, num_queries: int
+    queries: Any, shards: Sequence[Any], top_k: int, block_size: int, num_queries: int
 ) -> tuple[Tensor, Tensor]:
     """Return the best scores and their places, on the device of the queries."""
     double = all(_dtype(part) == torch.float64 for part in (queries, *shards))
-    asked = queries.detach().to(torch.float64 if double else torch.float32)
+    asked = torch.as_tensor(queries).detach().to(torch.float64 if double else torch.float32)
     if not bool(asked.isfinite().all()):
         raise DataError("queries must be finite; got NaN or infinite entries. Remove them.")
     parts = [
@@ -34,8 +36,10 @@ def _best_of(
 ) -> tuple[Tensor, Tensor]:
     best = queries.new_empty((len(queries), 0))
     places = torch.empty((len(queries), 0), dtype=torch.long, device=queries.device)
-    for first, block in _blocks(shards, block_size):
-        documents = torch.as_tensor(block).detach().to(queries.device, queries.dtype)
+    for first, block in blocks_of(shards, block_size):
+        # a copy of arrays, which may be read-only files
+        tensor = block.detach() if isinstance(block, Tensor) else torch.from_numpy(np.array(block))
+        documents = tensor.to(queries.device, queries.dtype)
         scores = queries @ documents.T
         if not bool(scores.isfinite().all()):
             last = first + len(documents) - 1
@@ -53,39 +57,22 @@ def _best_of(
 
 def top_k_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest entries of each row and their columns; ties by the lower column."""
-    width = scores.shape[1]
-    values, columns = scores.topk(min(k + 1, width), dim=1)
+    values, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)
     # torch picks freely among equal entries: rows where that matters are chosen again
-    tied = (
-        (values[:, k - 1] == values[:, k]).nonzero().flatten() if width > k else columns.new_empty(0)
-    )
-    values, columns = values[:, :k], columns[:, :k]
+    tied = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero().flatten()
+    columns = columns[:, :k]
     if len(tied):
-        columns[tied] = _first_of_ties(scores[tied], values[tied, -1:])
+        columns[tied] = _by_rule(scores[tied], values[tied, k - 1 : k], k)
     columns = columns.sort(dim=1).values
-    values = scores.gather(1, columns)
-    order = values.sort(dim=1, descending=True, stable=True).indices
-    return values.gather(1, order), columns.gather(1, order)
+    values, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, order)
 
 
-def _first_of_ties(scores: Tensor, border: Tensor) -> Tensor:
+def _by_rule(scores: Tensor, border: Tensor, k: int) -> Tensor:
+    """Return the columns above the border, and as many of those on it as there is room for."""
     above, level = scores > border, scores == border
-    k = int((above.sum(1) + level.sum(1)).min())
-    return _kept(above, level, k)
-
-
-def _kept(above: Tensor, level: Tensor, k: int) -> Tensor:
-    room = k - above.sum(1, keepdim=True)
-    kept = above | (level & (level.cumsum(1) <= room))
+    kept = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
     return kept.nonzero()[:, 1].reshape(len(kept), k)
-
-
-def _blocks(shards: Sequence[Any], block_size: int) -> Iterable[tuple[int, Any]]:
-    first = 0
-    for shard in shards:
-        for start in range(0, len(shard), block_size):
-            yield first + start, shard[start : start + block_size]
-        first += len(shard)
 
 
 def _dtype(value: Any) -> torch.dtype:

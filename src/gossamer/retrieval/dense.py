@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.checks import check_finite, check_range
+from gossamer.checks import check_choice, check_finite, check_range
 from gossamer.errors import ConfigError, DataError, ShapeError
 from gossamer.files import read_json, replacing, write_json
-from gossamer.progress import progress
+from gossamer.retrieval._search_arrays import search_arrays
 from gossamer.retrieval._streams import PathLike
 from gossamer.retrieval._tables import Run
-from gossamer.retrieval._top_k import top_k_columns
 
 __all__ = ["DenseIndex", "search_top_k"]
 
+ENGINES = ("auto", "numpy", "torch", "faiss")
 _QUERIES = 1024  # at once
-_LONG_SEARCH = 10**12  # multiplications; fewer take seconds and need no progress
 
 
 def search_top_k(
-    queries: Any, documents: Any, top_k: int, *, block_size: int = 4096
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    queries: Any, documents: Any, top_k: int, *, block_size: int = 4096, engine: str = "auto"
+) -> tuple[Any, Any]:
     r"""Return the `top_k` largest inner products of each query with the documents, exactly.
 
     Documents are read in blocks, so that a memory-mapped array larger than memory will do; only
@@ -38,6 +38,9 @@ def search_top_k(
         documents: Vectors, floating; also float16 or memory-mapped.
         top_k: How many; cut to the number of documents. Range: >= 1.
         block_size: Documents at once. Range: >= 1. Default 4096.
+        engine: What computes: `"numpy"`, `"torch"` or `"faiss"` (extra `retrieval`); the result is
+            the same but for rounding. `"auto"` is torch if queries or documents are tensors, on
+            the device of the queries, else NumPy. Default `"auto"`.
 
     Shape:
         - queries: `(Q, M)`.
@@ -46,12 +49,13 @@ def search_top_k(
           are.
 
     Returns:
-        Scores and indices of the documents.
+        Scores and indices of the documents: tensors where the queries are a tensor, else arrays.
 
     Raises:
         ConfigError: If an option is out of its range.
         ShapeError: If shapes do not fit, or there is no document.
         DataError: If queries, or a score, are not finite.
+        MissingDependencyError: For `engine="faiss"` without faiss.
 
     Example:
         >>> scores, indices = search_top_k([[1.0, 0.0]], [[0.5, 9.0], [2.0, 0.0], [0.0, 1.0]], 2)
@@ -61,10 +65,10 @@ def search_top_k(
     Source: exact maximum inner product search, the definition.
     Deviations: none
     """
-    found = np.asanyarray(documents)
+    found = documents if _is_tensor(documents) else np.asanyarray(documents)
     _check_vectors(found, None, "documents")
     check_range(block_size, "block_size", low=1, integer=True)
-    return _search(queries, [found], top_k, block_size)
+    return _search(queries, [found], top_k, block_size, engine)
 
 
 class DenseIndex:
@@ -168,13 +172,21 @@ class DenseIndex:
         self.ids += ids
         self._known |= set(ids)
 
-    def search(self, queries: Mapping[str, Any], top_k: int, *, block_size: int = 4096) -> Run:
+    def search(
+        self,
+        queries: Mapping[str, Any],
+        top_k: int,
+        *,
+        block_size: int = 4096,
+        engine: str = "auto",
+    ) -> Run:
         """Return the documents with the largest inner products, for each query.
 
         Args:
             queries: Query id -> vector, `(M,)`.
             top_k: Most documents for a query. Range: >= 1.
             block_size: Documents at once. Range: >= 1. Default 4096.
+            engine: As in `search_top_k`. Default `"auto"`.
 
         Raises:
             ConfigError: If an option is out of its range.
@@ -187,7 +199,7 @@ class DenseIndex:
         if not queries:
             return {}
         asked = np.stack([np.asarray(vector) for vector in queries.values()])
-        scores, indices = _search(asked, self._shards, top_k, block_size)
+        scores, indices = _search(asked, self._shards, top_k, block_size, engine)
         return {
             query: {self.ids[i]: float(score) for i, score in zip(places, row, strict=True)}
             for query, row, places in zip(queries, scores, indices, strict=True)
@@ -264,55 +276,43 @@ class DenseIndex:
 
 
 def _search(
-    queries: Any, shards: Sequence[NDArray[Any]], top_k: int, block_size: int
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    queries: Any, shards: Sequence[Any], top_k: int, block_size: int, engine: str
+) -> tuple[Any, Any]:
     check_range(top_k, "top_k", low=1, integer=True)
-    asked = np.asarray(queries)
+    check_choice(engine, ENGINES, "engine")
+    tensor = _is_tensor(queries)
+    if engine == "auto":
+        engine = "torch" if tensor or any(map(_is_tensor, shards)) else "numpy"
+    asked: Any = queries if tensor else np.asarray(queries)
     _check_vectors(asked, shards[0].shape[1], "queries")
-    check_finite(asked, "queries")
-    double = all(array.dtype == np.float64 for array in (asked, *shards))
-    asked = asked.astype(np.float64 if double else np.float32, copy=False)
-    work = float(asked.size) * sum(len(shard) for shard in shards)
-    parts = []
-    with progress("search", len(asked), quiet=work < _LONG_SEARCH) as bar:
-        for start in range(0, len(asked), _QUERIES):
-            part = asked[start : start + _QUERIES]
-            parts.append(_best_of(part, _blocks(shards, block_size), top_k))
-            bar.update(start + len(part))
-    scores, indices = (np.concatenate(both) for both in zip(*parts, strict=True))
-    return scores, indices
+    if engine == "torch":
+        from gossamer.retrieval._search_torch import search_torch
+
+        found = search_torch(asked, shards, top_k, block_size, _QUERIES)
+        return found if tensor else (found[0].cpu().numpy(), found[1].cpu().numpy())
+    arrays = [shard.detach().cpu().numpy() if _is_tensor(shard) else shard for shard in shards]
+    rows = asked.detach().cpu().numpy() if tensor else asked
+    scores, indices = search_arrays(rows, arrays, top_k, block_size, engine, _QUERIES)
+    if not tensor:
+        return scores, indices
+    import torch
+
+    return torch.from_numpy(scores).to(asked.device), torch.from_numpy(indices).to(asked.device)
 
 
-def _best_of(
-    queries: NDArray[Any], blocks: Iterable[tuple[int, NDArray[Any]]], top_k: int
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    best = np.empty((len(queries), 0), dtype=queries.dtype)
-    places = np.empty((len(queries), 0), dtype=np.int64)
-    for start, block in blocks:
-        scores = queries @ block.astype(queries.dtype, copy=False).T
-        check_finite(scores, f"scores of documents {start} to {start + len(block) - 1}")
-        # the best so far come first: their indices are lower, so that ties stay right
-        scores = np.hstack([best, scores])
-        here = np.broadcast_to(np.arange(start, start + len(block)), (len(queries), len(block)))
-        columns = top_k_columns(scores, min(top_k, scores.shape[1]))
-        best = np.take_along_axis(scores, columns, axis=1)
-        places = np.take_along_axis(np.hstack([places, here]), columns, axis=1)
-    return best, places
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor; torch is not loaded to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _blocks(shards: Sequence[NDArray[Any]], block_size: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    first = 0
-    for shard in shards:
-        for start in range(0, len(shard), block_size):
-            yield first + start, shard[start : start + block_size]
-        first += len(shard)
-
-
-def _check_vectors(vectors: NDArray[Any], width: int | None, name: str) -> None:
+def _check_vectors(vectors: Any, width: int | None, name: str) -> None:
     if vectors.ndim != 2 or 0 in vectors.shape or (width or vectors.shape[1]) != vectors.shape[1]:
         raise ShapeError(
-            f"{name} must be vectors, (at least 1, {width or 'any width'}); got {vectors.shape}. "
+            f"{name} must be vectors, (at least 1, {width or 'any width'}); got "
+            f"{tuple(vectors.shape)}. "
             "Give one row for each."
         )
-    if vectors.dtype.kind not in "fiu":
+    real = not vectors.is_complex() if _is_tensor(vectors) else vectors.dtype.kind in "fiu"
+    if not real:
         raise DataError(f"{name} must be real numbers; got {vectors.dtype}. Convert them.")
