@@ -12,7 +12,10 @@ import pytest
 from gossamer.cli import main
 from gossamer.files import read_json
 
-COMMANDS = ("list", "info", "doctor", "reproduce", "report", "view", "train", "solve", "evaluate")
+COMMANDS = (
+    "list", "info", "doctor", "reproduce", "report", "view", "train", "solve", "train-retriever",
+    "retrieve", "evaluate",
+)  # fmt: skip
 TOY = str(Path(__file__).parents[1] / "recipes" / "toy.py")
 
 

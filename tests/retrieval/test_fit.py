@@ -87,6 +87,15 @@ def test_a_step_is_the_gradient_of_the_loss_over_all_labels(
         torch.testing.assert_close(seen[str(tuple(p.shape))], clipped, atol=1e-6, rtol=1e-4)
 
 
+def test_very_many_scores_are_never_held_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, streamed = encoder(), encoder()
+    for model, most in ((plain, 10**9), (streamed, 1)):
+        monkeypatch.setattr(fit, "_MANY_SCORES", most)
+        fit_retriever(model, toy(), loss="decoupled", config=small(epochs=2), quiet=True)
+    for a, b in zip(plain.parameters(), streamed.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
 def test_chunks_repeat_the_random_numbers_of_dropout() -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ def run(
     data: Path,
     *,
     encoder: str = "bag",
-    loss: Literal["decoupled", "coupled", "soft_top_k", "summed", "in_batch"] = "decoupled",
+    loss: Literal["decoupled", "coupled", "soft_top_k", "summed", "bce", "in_batch"] = "decoupled",
     negatives: Literal["all", "in_batch", "mined"] | None = None,
     towers: Literal["one", "two"] = "one",
     split: str = "train",

@@ -19,12 +19,14 @@ from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, DataError
 from gossamer.files import begin_folder, replacing
 from gossamer.losses import (
+    BinaryCrossEntropyLoss,
     CoupledSoftmaxLoss,
     DecoupledSoftmaxLoss,
     InBatchSoftmaxLoss,
     SoftTopKLoss,
     SummedSoftmaxLoss,
 )
+from gossamer.losses.streamed import StreamedLoss
 from gossamer.models import DualEncoder
 from gossamer.retrieval._pools import PoolBatches, TextBatch
 from gossamer.retrieval.collections import Collection
@@ -42,8 +44,11 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "coupled": CoupledSoftmaxLoss,
     "soft_top_k": SoftTopKLoss,
     "summed": SummedSoftmaxLoss,
+    "bce": BinaryCrossEntropyLoss,
     "in_batch": InBatchSoftmaxLoss,
 }
+_MANY_SCORES = 2**24
+"""Scores of a batch from which on they are not held as a whole, where the loss allows it."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ def build_loss(loss: str | Callable[..., Tensor], *, temperature: float = 0.05) 
     """Return a loss by name, or the one that was given.
 
     Args:
-        loss: `"decoupled"`, `"coupled"`, `"soft_top_k"`, `"summed"`, `"in_batch"`, or a function of
-            logits and labels.
+        loss: `"decoupled"`, `"coupled"`, `"soft_top_k"`, `"summed"`, `"bce"`, `"in_batch"`, or a
+            function of logits and labels.
         temperature: Of a loss by name. Range: > 0. Default 0.05.
 
     Raises:
@@ -142,7 +147,7 @@ def fit_retriever(
     relevant ones of the batch, one drawn for each row; or these and hard ones, that the model of
     `mine_every` epochs ago ranked high without being relevant. In every pool a label counts as
     relevant wherever the data says so. Pools of more than `chunk_size` texts are encoded by chunks
-    and once more in the backward pass, so that memory grows with one chunk and with the scores.
+    and once more in the backward pass; of very many scores only a part exists at a time.
 
     Args:
         model: What is trained.
@@ -279,6 +284,8 @@ class _StepLoss:
         encoder: Any = getattr(model, "module", model)  # what accelerate wraps is inside
         queries = self._embed(encoder.embed_queries, batch.texts, encoder)
         pool = self._embed(encoder.embed_documents, batch.pool_texts, encoder)
+        if isinstance(self.loss, StreamedLoss) and len(queries) * len(pool) > _MANY_SCORES:
+            return self.loss.streamed(queries, pool, batch.labels)
         return self.loss(queries @ pool.T, batch.labels)
 
     def _embed(
