@@ -21,6 +21,7 @@ SHAPES = {
     "one document": [5, 130, 7],
     "one-token documents": [1, 1, 1, 1, 1],
     "sorted": [8, 2, 31, 33, 40, 65, 4],
+    "last one shorter": [8, 32, 30, 4],
 }
 
 

@@ -16,7 +16,19 @@ from torch.nn import functional as F
 
 from gossamer.attention.block_layout import BlockLayout
 
-__all__ = ["Lengths", "flash_works", "flex", "flex_block_mask", "merge", "sdpa"]
+__all__ = [
+    "Lengths",
+    "flash_works",
+    "flex",
+    "flex_block_mask",
+    "fold",
+    "merge",
+    "merge_documents",
+    "merge_last",
+    "sdpa",
+    "sdpa_documents",
+    "sdpa_last",
+]
 
 Lengths = tuple[int, ...]
 
@@ -68,7 +80,8 @@ def _groups(lengths: Lengths, device: torch.device) -> tuple[list[Group], Tensor
         where = run if consecutive else flat.to(device)
         groups.append(Group(where, (len(index), width)))
         used += len(flat)
-    ordered = bool((place == torch.arange(len(place))).all())
+    # nothing may stand behind the last token either, as it does where the last document is filled
+    ordered = used == len(place) and bool((place == torch.arange(used)).all())
     return groups, None if ordered else place.to(device)
 
 
@@ -95,7 +108,7 @@ def _split(x: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor, Tensor]:
     return x[:, :, :begin], x[:, :, begin:end], x[:, :, end:]
 
 
-def _fold(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fold(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Give each group of query heads its key head without copying it: a batch for each key head."""
     batch, kv_heads = k.shape[:2]
     if q.shape[1] == kv_heads:
@@ -112,29 +125,43 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float) -> Ten
     All inputs have four dimensions: with five PyTorch leaves its fast kernels.
     """
     shape = q.shape
-    q, k, v = _fold(q, k, v)
+    q, k, v = fold(q, k, v)
     parts = [_split(x, lengths) for x in (q, k, v)]
     (q0, qd, q1), (k0, kd, _), (v0, vd, _) = parts
-    attend = functools.partial(F.scaled_dot_product_attention, scale=scale)
-    out = [attend(q0, k0, v0, is_causal=True)]
+    out = [F.scaled_dot_product_attention(q0, k0, v0, is_causal=True, scale=scale)]
     if qd.shape[2]:
-        groups, place = _groups(lengths, q.device)
-        batch, results = q.shape[0], []
-        for group in groups:
-            count, width = group.shape
-            k_all, v_all = (
-                torch.cat((_repeat(x0, count), _take(x, group)), dim=2)
-                for x0, x in ((k0, kd), (v0, vd))
-            )
-            sees = torch.ones(width, k_all.shape[2], dtype=torch.bool, device=q.device)
-            sees = sees.tril(lengths[0])
-            results.append(attend(_take(qd, group), k_all, v_all, attn_mask=sees))
-        out.append(_join(results, groups, place, batch))
+        out.append(sdpa_documents(qd, (k0, kd), (v0, vd), lengths, scale))
     if q1.shape[2]:
-        sees = torch.ones(q1.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        sees = sees.tril(k.shape[2] - q1.shape[2])
-        out.append(attend(q1, k, v, attn_mask=sees))
+        out.append(sdpa_last(q1, k, v, scale))
     return torch.cat(out, dim=2).view(*shape[:3], v.shape[-1])
+
+
+def sdpa_documents(
+    q: Tensor, k: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], lengths: Lengths, scale: float
+) -> Tensor:
+    """Attend from documents to the instruction and themselves; k and v hold one part for each."""
+    groups, place = _groups(lengths, q.device)
+    results = []
+    for group in groups:
+        count, width = group.shape
+        k_all, v_all = (
+            torch.cat((_repeat(shared, count), _take(own, group)), dim=2) for shared, own in (k, v)
+        )
+        sees = torch.ones(width, k_all.shape[2], dtype=torch.bool, device=q.device)
+        sees = sees.tril(k[0].shape[2])
+        results.append(
+            F.scaled_dot_product_attention(
+                _take(q, group), k_all, v_all, attn_mask=sees, scale=scale
+            )
+        )
+    return _join(results, groups, place, q.shape[0])
+
+
+def sdpa_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend causally from the last tokens to all."""
+    sees = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    sees = sees.tril(k.shape[2] - q.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale)
 
 
 def _repeat(x: Tensor, count: int) -> Tensor:
@@ -186,24 +213,37 @@ def merge(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float) -> Te
     No key is copied for each document. For CPUs and inference.
     """
     shape = q.shape
-    q, k, v = _fold(q, k, v)
-    (q0, qd, q1), (k0, kd, k1), (v0, vd, v1) = (_split(x, lengths) for x in (q, k, v))
+    q, k, v = fold(q, k, v)
+    (q0, qd, q1), (k0, kd, _), (v0, vd, _) = (_split(x, lengths) for x in (q, k, v))
     out = [_flash(q0, k0, v0, scale, causal=True)[0]]
     if qd.shape[2]:
-        groups, place = _groups(lengths, q.device)
-        own = []
-        for group in groups:
-            qg, kg, vg = (_take(x, group) for x in (qd, kd, vd))
-            own.append(_flash(qg, kg, vg, scale, causal=True))
-        joined, log_sum = (
-            _join(list(parts), groups, place, q.shape[0]) for parts in zip(*own, strict=True)
-        )
-        out.append(_blend(_flash(qd, k0, v0, scale), (joined, log_sum)))
+        out.append(merge_documents(qd, (k0, kd), (v0, vd), lengths, scale))
     if q1.shape[2]:
-        before = k.shape[2] - q1.shape[2]
-        others = _flash(q1, k[:, :, :before], v[:, :, :before], scale)
-        out.append(_blend(others, _flash(q1, k1, v1, scale, causal=True)))
+        out.append(merge_last(q1, k, v, scale))
     return torch.cat(out, dim=2).view(shape)
+
+
+def merge_documents(
+    q: Tensor, k: tuple[Tensor, Tensor], v: tuple[Tensor, Tensor], lengths: Lengths, scale: float
+) -> Tensor:
+    """As `sdpa_documents`, without a copy of the instruction for each."""
+    groups, place = _groups(lengths, q.device)
+    own = []
+    for group in groups:
+        qg, kg, vg = (_take(x, group) for x in (q, k[1], v[1]))
+        own.append(_flash(qg, kg, vg, scale, causal=True))
+    joined, log_sum = (
+        _join(list(parts), groups, place, q.shape[0]) for parts in zip(*own, strict=True)
+    )
+    return _blend(_flash(q, k[0], v[0], scale), (joined, log_sum))
+
+
+def merge_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """As `sdpa_last`, without a mask."""
+    before = k.shape[2] - q.shape[2]
+    others = _flash(q, k[:, :, :before], v[:, :, :before], scale)
+    own = _flash(q, k[:, :, before:], v[:, :, before:], scale, causal=True)
+    return _blend(others, own)
 
 
 @functools.lru_cache(maxsize=16)

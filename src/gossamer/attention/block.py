@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from gossamer.attention import _block_engines as engines
+from gossamer.attention._block_engines import Lengths
 from gossamer.attention.block_layout import BlockLayout
 from gossamer.attention.core import attend, check_heads
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import DataError, ShapeError, UnsupportedError
 
-__all__ = ["block_attention", "block_scores", "signal_logits"]
+__all__ = [
+    "attend_documents",
+    "attend_last",
+    "block_attention",
+    "block_scores",
+    "grouped_logits",
+    "signal_logits",
+]
 
 ENGINES = ("auto", "dense", "sdpa", "merge", "flex")
 
@@ -141,9 +149,48 @@ def signal_logits(q: Tensor, k: Tensor, layout: BlockLayout, *, scale: float) ->
     """
     _check_documents(layout)
     signals, documents = _signal_places(layout, q.device)
-    rows, keys = q[:, :, signals], k[:, :, documents]
-    rows = rows.reshape(*keys.shape[:2], -1, *rows.shape[2:])  # (B, H_kv, H / H_kv, signals, D)
-    return (scale * rows @ keys[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    return grouped_logits(q[:, :, signals], k[:, :, documents], scale=scale)
+
+
+def grouped_logits(q: Tensor, k: Tensor, *, scale: float) -> Tensor:
+    """Return the logits of queries `(B, H, T, D)` on keys `(B, H_kv, S, D)`, `(B, H, T, S)`."""
+    rows = q.reshape(*k.shape[:2], -1, *q.shape[2:])  # (B, H_kv, H / H_kv, T, D)
+    return (scale * rows @ k[:, :, None].transpose(-1, -2)).flatten(1, 2)
+
+
+def attend_documents(
+    q: Tensor, k: Tensor, v: Tensor, shared: tuple[Tensor, Tensor], lengths: Lengths, scale: float
+) -> Tensor:
+    """Attend from some documents of a prompt to its instruction and to themselves.
+
+    Args:
+        q: Queries of the documents' tokens, one document after the other, `(B, H, S, D)`.
+        k: Their keys, `(B, H_kv, S, D)`.
+        v: Their values.
+        shared: Keys and values of the instruction, `(B, H_kv, L0, D)`.
+        lengths: Tokens of each document.
+        scale: Factor on the logits.
+    """
+    merged = _choose("auto", q, k, v) == "merge"
+    work = engines.merge_documents if merged else engines.sdpa_documents
+    folded, k_own, v_own = engines.fold(q, k, v)
+    _, k_shared, v_shared = engines.fold(q, *shared)
+    around = (1, *lengths, 1)  # the engines leave out the first and the last
+    return work(folded, (k_shared, k_own), (v_shared, v_own), around, scale).reshape(q.shape)
+
+
+def attend_last(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend causally from the last tokens of a prompt, `(B, H, T, D)`, to all, `(B, H_kv, S, D)`.
+
+    Args:
+        q: Queries of the last tokens.
+        k: Keys of all tokens.
+        v: Their values.
+        scale: Factor on the logits.
+    """
+    merged = _choose("auto", q, k, v) == "merge" and k.shape[2] > q.shape[2]
+    work = engines.merge_last if merged else engines.sdpa_last
+    return work(*engines.fold(q, k, v), scale).reshape(q.shape)
 
 
 def block_scores(logits: Tensor, layout: BlockLayout, *, aggregate: str = "sum") -> Tensor:

@@ -26,6 +26,7 @@ _COMMANDS = (
     ("solve", "solve", _SEQUENCES),
     ("train-retriever", "train_retriever", _RETRIEVAL),
     ("retrieve", "retrieve", _RETRIEVAL),
+    ("rank", "rank", _RETRIEVAL),
     ("evaluate", "evaluate", _RETRIEVAL),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from cyclopts import Group, Parameter
 
 from gossamer.files import without_nan
 
-__all__ = ["COMMON", "Common", "print_json", "set_threads"]
+__all__ = ["COMMON", "Common", "data_folders", "print_json", "set_threads"]
 
 _GROUP = Group("Common options", sort_key=9)
 
@@ -53,6 +54,12 @@ def set_threads(common: Common) -> None:
 
         check_range(common.threads, "threads", low=1, high=1024, integer=True)
         torch.set_num_threads(common.threads)
+
+
+def data_folders(data: Path) -> list[Path]:
+    """Return where a data set that a user named may lie: here, or in GOSSAMER_DATA."""
+    outside = os.environ.get("GOSSAMER_DATA")
+    return [data, Path(outside) / data] if outside else [data]
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from gossamer._version import __version__
-from gossamer.cli._common import COMMON, Common, print_json
+from gossamer.cli._common import COMMON, Common, data_folders, print_json
 
 if TYPE_CHECKING:
     from gossamer.retrieval import RunReport
@@ -114,10 +113,8 @@ def _judgements(qrels: Path | None, data: Path | None, split: str) -> Path:
             "evaluate needs either --qrels FILE or --data DIR; got "
             f"{'neither' if qrels is None else 'both'}. Give one of them."
         )
-    outside = os.environ.get("GOSSAMER_DATA")
-    folders = [data, Path(outside) / data] if outside else [data]
     names = (f"qrels/{split}.tsv", f"qrels/{split}.trec", f"qrels.{split}.tsv")
-    for folder in folders:
+    for folder in data_folders(data):
         for name in names:
             for path in (folder / name, folder / f"{name}.gz"):
                 if path.is_file():

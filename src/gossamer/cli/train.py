@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -25,7 +25,7 @@ def run(
     task: str | None = None,
     test: Path | None = None,
     coupling: str | None = None,
-    model: Literal["decoder", "encoder"] | None = None,
+    model: str | None = None,
     positions: str | None = None,
     steps: int | None = None,
     lr: float | None = None,
@@ -36,22 +36,27 @@ def run(
 ) -> None:
     """Train a small exact model on a task, and measure it beyond the trained length.
 
-    The folder holds what `gossamer solve` needs. All other settings stand in a TOML file.
+    The folder holds what `gossamer solve` needs. All other settings stand in a TOML file. With
+    --task ranking:ROWS.jsonl a language model is fine-tuned to rank the documents of a prompt.
 
     Example: gossamer train --task addition:digits=1-10 --steps 1200
 
     Example: gossamer train --task my.jsonl --test longer.jsonl
 
+    Example: gossamer train --task ranking:rows.jsonl --model packaged:smollm2 --steps 200
+
     Args:
         task: A file of your own, my.jsonl, with rows {"query": "12+34", "answer": "46"}; text:FILE
             or masked_text:FILE; or addition, multi_addition, multiplication, fixed_multiplication,
             minesweeper, copy, reverse, parity, lego, markov, argmax or lookup, with options after a
-            colon: addition:digits=1-20,carry_chains=0.3.
+            colon: addition:digits=1-20,carry_chains=0.3; or ranking:ROWS.jsonl with the options of
+            fit_ranker: ranking:rows.jsonl,aux_weight=0.1,aux_layer=18,lora=8.
         test: Another file of such rows, for example longer ones; they are never trained on.
         coupling: Ids for a file of your own: fields (proposes a rule and shows it), groups (of the
             rows), none (counts 1..T) or module:function; default auto, the first of groups, fields,
             none that the file allows.
-        model: A decoder (default) answers token by token, an encoder all at once.
+        model: A decoder (default) answers token by token, an encoder all at once. For ranking, a
+            folder of a Hugging Face model, or packaged:smollm2.
         positions: Position encoding: coupled_relative (default for tasks with coupled ids), rope,
             alibi, fire or none; learned and coupled need a table size, so they stand in the file of
             --config.
@@ -63,6 +68,7 @@ def run(
             is read when neither --task nor --config is given.
     """
     from gossamer.cli._train_page import axes_of, measure_of, write_inputs
+    from gossamer.cli._train_ranking import is_ranking, run_ranking
     from gossamer.environment import describe_environment
     from gossamer.files import choose_folder, newest_run, write_json
     from gossamer.report import write_page
@@ -77,6 +83,11 @@ def run(
     if resume and task is None and config is None:
         begun = common.out or newest_run("runs/train")
         config = begun / "config.toml" if begun else None
+    if is_ranking(task, config):
+        refused = {"--coupling": coupling, "--positions": positions}
+        given = {"test": test, "model": model, "batch_size": batch_size, "train": options}
+        run_ranking(task, config, given, refused=refused, resume=resume, common=common)
+        return
     table, built = _task_table(task, coupling, test)
     job = _job(table, {"name": model, "positions": positions}, options, batch_size, config, common)
     built = built or job.build_task()

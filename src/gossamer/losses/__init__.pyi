@@ -5,6 +5,7 @@ from .multilabel import CoupledSoftmaxLoss as CoupledSoftmaxLoss
 from .multilabel import DecoupledSoftmaxLoss as DecoupledSoftmaxLoss
 from .multilabel import InBatchSoftmaxLoss as InBatchSoftmaxLoss
 from .multilabel import SummedSoftmaxLoss as SummedSoftmaxLoss
+from .ranking import BlockRankingLoss as BlockRankingLoss
 from .soft_top_k import SoftTopKLoss as SoftTopKLoss
 from .soft_top_k import soft_top_k as soft_top_k
 from .streamed import sharded_loss as sharded_loss

@@ -20,7 +20,7 @@ from gossamer.retrieval._streams import (
 from gossamer.retrieval._tables import Qrels
 from gossamer.retrieval.trec import read_qrels
 
-__all__ = ["Collection", "read_beir", "read_msmarco"]
+__all__ = ["Collection", "read_beir", "read_msmarco", "read_texts"]
 
 
 class Collection(NamedTuple):
@@ -125,6 +125,35 @@ def read_msmarco(folder: PathLike, *, split: str = "dev.small") -> Collection:
     queries = _read_texts(_tsv_rows(_present(root, f"queries.{split}.tsv", "the queries")))
     corpus = _read_texts(_tsv_rows(_present(root, "collection.tsv", "the documents")))
     return _collected(root, corpus, queries, qrels)
+
+
+def read_texts(path: PathLike) -> dict[str, str]:
+    r"""Read documents or queries from one file, in the form of BEIR or of MS MARCO.
+
+    Args:
+        path: JSON lines with `_id`, `text` and perhaps `title`; or, where it ends in `.tsv` or
+            `.txt`, lines of an id, a tab and a text. `.gz` is unpacked.
+
+    Returns:
+        Id -> text, title first.
+
+    Raises:
+        DataError: If the file is missing, empty or malformed, or an id comes twice; the message
+            names file, line and column.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "queries.tsv"
+        >>> _ = path.write_text("1\twhat?")
+        >>> read_texts(path)
+        {'1': 'what?'}
+
+    Source: as `read_beir` and `read_msmarco`.
+    Deviations: none
+    """
+    file = Path(path)
+    table = file.name.removesuffix(".gz").endswith((".tsv", ".txt"))
+    return _read_texts(_tsv_rows(file) if table else _json_rows(file))
 
 
 class _Row(NamedTuple):

@@ -75,12 +75,22 @@ def parse_task(spec: str) -> tuple[str, dict[str, Any]]:
     if name not in _TASKS and spec.partition(",")[0].endswith(".jsonl"):
         name, tail = "file", spec
     check_choice(name, (*_TASKS, "FILE.jsonl"), "task")
-    return name, _parse_options(tail, spec, name)
+    return name, parse_options(tail, spec, path_first=name in _WITH_PATH)
 
 
-def _parse_options(text: str, spec: str, name: str) -> dict[str, Any]:
+def parse_options(text: str, spec: str, *, path_first: bool) -> dict[str, Any]:
+    """Return the options of a text such as `"digits=1-20,carry_chains=0.3"`.
+
+    Args:
+        text: Options with commas between them.
+        spec: What the user gave as a whole, for messages.
+        path_first: Whether the first one is a path without its key.
+
+    Raises:
+        ConfigError: If one has no value.
+    """
     options: dict[str, Any] = {}
-    if name in _WITH_PATH and text:
+    if path_first and text:
         path, _, text = text.partition(",")
         options["path"] = path.strip().removeprefix("path=")
     for part in filter(None, text.split(",")):
