@@ -28,6 +28,7 @@ _COMMANDS = (
     ("retrieve", "retrieve", _RETRIEVAL),
     ("rank", "rank", _RETRIEVAL),
     ("evaluate", "evaluate", _RETRIEVAL),
+    ("serve", "serve", _RETRIEVAL),
 )
 
 

@@ -28,6 +28,8 @@ from .metrics import evaluate_run as evaluate_run
 from .ranking_rows import RankingRow as RankingRow
 from .ranking_rows import read_ranking_rows as read_ranking_rows
 from .ranking_rows import write_ranking_rows as write_ranking_rows
+from .server import ServerLimits as ServerLimits
+from .server import create_app as create_app
 from .sgml import read_documents as read_documents
 from .sgml import read_topics as read_topics
 from .training_rows import TrainingRows as TrainingRows

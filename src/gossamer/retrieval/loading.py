@@ -15,7 +15,7 @@ from gossamer.models import DualEncoder, TextEncoder, model_folder
 from gossamer.progress import progress
 from gossamer.retrieval.dense import DenseIndex
 
-__all__ = ["index_texts", "load_retriever"]
+__all__ = ["checksum_of", "index_texts", "load_retriever"]
 
 _SHARD = 4096  # texts that an interruption costs at most
 
@@ -122,7 +122,7 @@ def index_texts(
             f"the index in {folder} must hold documents of this collection; got {lost!r}, which is "
             "not in it. Give another --index, or delete the folder."
         )
-    about = {"model": name, "weights": _checksum(model), "normalized": model.normalize}
+    about = {"model": name, "weights": checksum_of(model), "normalized": model.normalize}
     if len(index) and index.about.get("weights") != about["weights"]:
         raise ConfigError(
             f"the index in {folder} must hold vectors of this model; got those of "
@@ -148,7 +148,8 @@ def _joined(parts: list[Any]) -> Any:
     return torch.cat(parts).float().numpy()
 
 
-def _checksum(model: DualEncoder) -> str:
+def checksum_of(model: DualEncoder) -> str:
+    """Return what tells the vectors of one model from those of another: a CRC-32 of its weights."""
     total = 0
     for name, tensor in sorted(model.state_dict().items()):
         total = zlib.crc32(name.encode(), total)
