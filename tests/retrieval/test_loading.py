@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.errors import ConfigError, DataError
+from gossamer.errors import ConfigError, DataError, UnsupportedError
 from gossamer.models import BagEncoder, DualEncoder
 from gossamer.retrieval import index_texts, load_retriever
 from gossamer.retrieval.loading import _sentence_options
@@ -70,20 +70,18 @@ def test_a_saved_dual_encoder_is_loaded_by_its_folder(tmp_path: Path) -> None:
 
 
 def test_pooling_and_length_are_read_from_the_folder(tmp_path: Path) -> None:
-    assert _sentence_options(tmp_path) == {}
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 77}')
     (tmp_path / "1_Pooling").mkdir()
     pooling = tmp_path / "1_Pooling" / "config.json"
-    pooling.write_text(
-        json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
-    )
+    modes = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    pooling.write_text(json.dumps(modes))
     assert _sentence_options(tmp_path) == {"max_length": 77, "pooling": "cls"}
-    pooling.write_text(
-        json.dumps({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True})
-    )
+    pooling.write_text(json.dumps({key: not value for key, value in modes.items()}))
     assert _sentence_options(tmp_path)["pooling"] == "mean"
     pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(ConfigError, match="must be mean or cls; got max"):
+    with pytest.raises(UnsupportedError, match="must pool the mean or the first token"):
         _sentence_options(tmp_path)
 
 
@@ -92,4 +90,9 @@ def test_a_folder_without_an_encoder_is_named(tmp_path: Path) -> None:
         load_retriever(tmp_path)
     BagEncoder(4).save_pretrained(tmp_path)
     with pytest.raises(DataError, match="got 'BagEncoder'"):
+        load_retriever(tmp_path)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'
+    )
+    with pytest.raises(UnsupportedError, match="got a causal language model"):
         load_retriever(tmp_path)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gossamer.cli._common import data_folders
 from gossamer.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,13 +20,12 @@ def data_folder(path: Path) -> Path:
     Raises:
         DataError: If neither is there.
     """
-    outside = os.environ.get("GOSSAMER_DATA")
-    for folder in (path, Path(outside) / path if outside else path):
+    for folder in data_folders(path):
         if folder.is_dir():
             return folder
     raise DataError(
-        f"{path} must be a folder in BEIR, MS MARCO or XMC form; there is none"
-        f"{' and none in GOSSAMER_DATA' if outside else ''}. Check the path."
+        f"{path} must be a folder in BEIR, MS MARCO or XMC form, here or in GOSSAMER_DATA; there "
+        "is none. Check the path."
     )
 
 

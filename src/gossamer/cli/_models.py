@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,19 +48,19 @@ def load_model(
         )
     config = read_json(folder / "config.json", "Give the folder of a model.")
     where = pick_device(device)
-    if config.get("model") == "DualEncoder":
-        encoder = load_retriever(folder).to(where)
-        if max_document_tokens is not None:
-            _limit(encoder, max_document_tokens)
-        return "encoder", encoder
     if config.get("model") == "BagEncoder":
         return "encoder", DualEncoder(BagEncoder.from_pretrained(folder).to(where))
     architecture = str((config.get("architectures") or [""])[0])
     if architecture.endswith("ForCausalLM"):
         _silence()
         return "ranker", _ranker(folder, where, max_document_tokens)
-    if architecture and not config.get("is_encoder_decoder"):
-        return "encoder", _text_encoder(folder, where, max_document_tokens)
+    known = architecture and not config.get("is_encoder_decoder")
+    if known or config.get("model") == "DualEncoder":
+        _silence()
+        encoder = load_retriever(folder).to(where)
+        if max_document_tokens is not None:
+            _limit(encoder, max_document_tokens)
+        return "encoder", encoder
     kind = architecture or config.get("model") or "none"
     raise UnsupportedError(
         f"{folder / 'config.json'} must describe an encoder of texts or a causal language model; "
@@ -83,61 +82,12 @@ def _ranker(folder: Path, device: torch.device, max_tokens: int | None) -> Any:
     return BlockRanker.from_pretrained(folder, device=device, **options)
 
 
-def _text_encoder(folder: Path, device: torch.device, max_tokens: int | None) -> Any:
-    from gossamer.models import DualEncoder, TextEncoder
-
-    _silence()
-    options: dict[str, Any] = {}
-    if (folder / "modules.json").is_file():
-        options = _sentence_options(folder)
-    if max_tokens is not None:
-        options["max_length"] = max_tokens
-    return DualEncoder(TextEncoder(folder, **options).to(device))
-
-
 def _silence() -> None:
     """Keep transformers from drawing a bar for each file of weights."""
     with contextlib.suppress(ImportError):
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-
-
-def _sentence_options(folder: Path) -> dict[str, Any]:
-    """Return pooling and length of a folder of sentence-transformers."""
-    modules = {str(m.get("type", "")).rsplit(".")[-1]: m.get("path", "") for m in _modules(folder)}
-    path = folder / modules.get("Pooling", "1_Pooling") / "config.json"
-    about = read_json(path, "Copy all files of the model.")
-    names = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
-    pooling = [
-        name for name, key in names.items() if about.get(key) or about.get("pooling_mode") == name
-    ]
-    if set(modules) - {"Transformer", "Pooling", "Normalize"} or len(pooling) != 1:
-        raise UnsupportedError(
-            f"{folder} must pool the mean or the first token and have no further layers; got "
-            f"{', '.join(modules)} with {about}. Build the application with create_app."
-        )
-    prompts = folder / "config_sentence_transformers.json"
-    given = (read_json(prompts).get("prompts") or {}) if prompts.is_file() else {}
-    if any(given.values()):
-        raise UnsupportedError(
-            f"{folder} asks for a prompt before each text, which the command does not add; got "
-            f"{given}. Build the application with create_app and an encoder that adds it."
-        )
-    lengths = folder / "sentence_bert_config.json"
-    length = read_json(lengths).get("max_seq_length") if lengths.is_file() else None
-    return {"pooling": pooling[0], **({"max_length": length} if length else {})}
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "modules.json"
-    try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        return [dict(module) for module in modules]
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} must be a list of modules; got {error}. Copy all files of the model."
-        ) from None
 
 
 def open_index(named: Path) -> DenseIndex | BM25Index:

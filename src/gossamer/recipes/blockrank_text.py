@@ -6,7 +6,6 @@ without their titles. The bars were fixed before any run with this prompt.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.recipes._base import Arm, Claim, Column, Figure, Outcome, Recipe
+from gossamer.recipes._outside import outside_data
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE", "Config"]
@@ -168,11 +168,11 @@ class Texts:
 
         self.config = config
         self.seed = seed
-        self.titles, whole = titles_and_texts(_folder(config.data))
+        self.titles, whole = titles_and_texts(outside_data(config.data))
         cut = tokenizer(list(whole.values()), add_special_tokens=False)["input_ids"]
         parts = tokenizer.batch_decode([tokens[: config.tokens] for tokens in cut])
         self.documents = dict(zip(whole, parts, strict=True))
-        self.collection = read_beir(_folder(config.data))
+        self.collection = read_beir(outside_data(config.data))
         self.index = BM25Index(self.documents)
         names = sorted(self.titles)
         random.Random(f"titles-{seed}").shuffle(names)
@@ -254,11 +254,6 @@ def titles_and_texts(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     if not titles:
         raise DataError(f"{path} must hold documents with title and text; got none. Use others.")
     return titles, texts
-
-
-def _folder(data: str) -> Path:
-    outside = os.environ.get("GOSSAMER_DATA")
-    return Path(data) if Path(data).exists() or not outside else Path(outside) / data
 
 
 def _claim(metric: str, unit: str, bar: float, words: str) -> Claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.checks import check_range
-from gossamer.errors import ConfigError, DataError
+from gossamer.errors import ConfigError, DataError, UnsupportedError
 from gossamer.files import read_json
 from gossamer.models import DualEncoder, TextEncoder, model_folder
 from gossamer.progress import progress
@@ -31,7 +32,7 @@ def load_retriever(model: str | os.PathLike[str]) -> DualEncoder:
     Raises:
         DataError: If the folder holds no such model.
         MissingDependencyError: Without transformers (extra `hf`), for an encoder of it.
-        ConfigError: If the pooling is none of mean and cls.
+        UnsupportedError: If it pools otherwise, has further layers, or asks for prompts.
 
     Example:
         >>> import tempfile
@@ -56,27 +57,50 @@ def load_retriever(model: str | os.PathLike[str]) -> DualEncoder:
             f"{folder} must hold a dual encoder or an encoder of transformers; got "
             f"{config.get('model', 'neither')!r}. Train one: gossamer train-retriever DATA."
         )
-    return DualEncoder(TextEncoder(folder, **_sentence_options(folder))).eval()
+    if str((config.get("architectures") or [""])[0]).endswith("ForCausalLM"):
+        raise UnsupportedError(
+            f"{folder} must hold an encoder of texts; got a causal language model. Use it to rank: "
+            "gossamer rank DATA --run run.trec --model FOLDER."
+        )
+    options = _sentence_options(folder) if (folder / "modules.json").is_file() else {}
+    return DualEncoder(TextEncoder(folder, **options)).eval()
 
 
 def _sentence_options(folder: Path) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    length, pooling = folder / "sentence_bert_config.json", folder / "1_Pooling" / "config.json"
-    if length.is_file():
-        options["max_length"] = read_json(length).get("max_seq_length") or 128
-    if pooling.is_file():
-        modes = [
-            key.removeprefix("pooling_mode_").removesuffix("_token").removesuffix("_tokens")
-            for key, value in read_json(pooling).items()
-            if key.startswith("pooling_mode_") and value is True
-        ]
-        if modes not in (["mean"], ["cls"]):
-            raise ConfigError(
-                f"pooling in {pooling} must be mean or cls; got {', '.join(modes) or 'none'}. Use "
-                "another model."
-            )
-        options["pooling"] = modes[0]
-    return options
+    """Return pooling and length of a folder of sentence-transformers."""
+    modules = {str(m.get("type", "")).rsplit(".")[-1]: m.get("path", "") for m in _modules(folder)}
+    path = folder / modules.get("Pooling", "1_Pooling") / "config.json"
+    about = read_json(path, "Copy all files of the model.")
+    names = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+    pooling = [
+        name for name, key in names.items() if about.get(key) or about.get("pooling_mode") == name
+    ]
+    if set(modules) - {"Transformer", "Pooling", "Normalize"} or len(pooling) != 1:
+        raise UnsupportedError(
+            f"{folder} must pool the mean or the first token and have no further layers; got "
+            f"{', '.join(modules)} with {about}. Make a DualEncoder of your own encoder."
+        )
+    prompts = folder / "config_sentence_transformers.json"
+    given = (read_json(prompts).get("prompts") or {}) if prompts.is_file() else {}
+    if any(given.values()):
+        raise UnsupportedError(
+            f"{folder} asks for a prompt before each text, which is not added here; got "
+            f"{given}. Make a DualEncoder of an encoder that adds it."
+        )
+    lengths = folder / "sentence_bert_config.json"
+    length = read_json(lengths).get("max_seq_length") if lengths.is_file() else None
+    return {"pooling": pooling[0], **({"max_length": length} if length else {})}
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        return [dict(module) for module in modules]
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} must be a list of modules; got {error}. Copy all files of the model."
+        ) from None
 
 
 def index_texts(
