@@ -9,9 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigError, DataError, ShapeError
-from gossamer.losses import DecoupledSoftmaxLoss, GradientCache, SoftTopKLoss
+from gossamer.losses import (
+    BinaryCrossEntropyLoss,
+    CoupledSoftmaxLoss,
+    DecoupledSoftmaxLoss,
+    GradientCache,
+    SoftTopKLoss,
+    SummedSoftmaxLoss,
+)
 
 LABELS = [[0], [1, 2], [3], [4, 5], [6]]
+LOSSES: list[Any] = [
+    DecoupledSoftmaxLoss(temperature=1.0),
+    CoupledSoftmaxLoss(temperature=0.5, reduction="sum"),
+    SummedSoftmaxLoss(temperature=0.5),
+    SoftTopKLoss(2, temperature=1.0),
+    SoftTopKLoss("positives", temperature=0.5),
+    BinaryCrossEntropyLoss(temperature=1.0),  # needs all scores
+    DecoupledSoftmaxLoss(temperature=1.0, num_negatives=99),  # this one too
+]
 
 
 def encoder(dropout: float = 0.0) -> nn.Module:
@@ -50,7 +66,7 @@ def test_equals_the_whole_batch(chunk_size: int, loss: Any) -> None:
         torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 9])
+@pytest.mark.parametrize("chunk_size", [1, 4, 7, 9])
 def test_dropout_draws_the_same_in_both_passes(chunk_size: int) -> None:
     model, (x, y) = encoder(0.5).train(), data()
     loss = DecoupledSoftmaxLoss(temperature=1.0)
@@ -94,6 +110,45 @@ def test_mappings_lists_and_two_encoders() -> None:
         torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("loss", LOSSES[:5], ids=lambda loss: type(loss).__name__)
+def test_float32_with_dropout(loss: Any) -> None:
+    model, (x, y) = encoder(0.3).float().train(), data()
+    x, y = x.float(), y.float()
+    torch.manual_seed(5)
+    plain = loss(torch.cat([model(x[:4]), model(x[4:])]) @ torch.cat(
+        [model(y[:4]), model(y[4:8]), model(y[8:])]
+    ).T, LABELS)  # fmt: skip
+    plain.backward()
+    expected = gradients(model)
+    torch.manual_seed(5)
+    value = GradientCache(model, loss, chunk_size=4).backward(x, y, LABELS)
+    torch.testing.assert_close(value, plain.detach(), atol=1e-6, rtol=1e-5)
+    for a, b in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4 * b.abs().max().item(), rtol=1e-4)
+
+
+def test_stored_embeddings_may_be_smaller() -> None:
+    model, (x, y) = encoder(), data()
+    seen = {}
+    for dtype in (None, torch.float32, torch.float16):
+        cache = GradientCache(model, SoftTopKLoss(2), chunk_size=4, store_dtype=dtype)
+        value = cache.backward(x / 9, y / 9, LABELS)
+        seen[dtype] = [value, *gradients(model)]
+    for dtype, off in ((torch.float32, 1e-5), (torch.float16, 1e-2)):
+        for a, b in zip(seen[dtype], seen[None], strict=True):
+            torch.testing.assert_close(a, b, atol=off * b.abs().max().item(), rtol=off)
+        assert not torch.equal(seen[dtype][0], seen[None][0])
+
+
+def test_fewer_label_inputs_than_columns() -> None:
+    model, (x, y) = encoder(), data()
+    cache = GradientCache(model, DecoupledSoftmaxLoss(temperature=1.0), chunk_size=4)
+    with pytest.raises(DataError, match="from 0 to 5; got 6 in row 4"):
+        cache.backward(x, y[:6], LABELS)
+    with pytest.raises(ShapeError, match=r"the shape of the logits, \(5, 6\); got \(5, 9\)"):
+        cache.backward(x, y[:6], torch.ones(5, 9))
+
+
 def test_gradients_are_added() -> None:
     model, (x, y) = encoder(), data()
     cache = GradientCache(model, DecoupledSoftmaxLoss(temperature=1.0), chunk_size=3)
@@ -109,6 +164,8 @@ def test_bad_input() -> None:
     loss = DecoupledSoftmaxLoss(temperature=1.0)
     with pytest.raises(ConfigError, match="chunk_size"):
         GradientCache(model, loss, chunk_size=0)
+    with pytest.raises(ConfigError, match=r"store_dtype must be floating point; got torch\.int8"):
+        GradientCache(model, loss, store_dtype=torch.int8)
     cache = GradientCache(model, loss, chunk_size=4)
     with pytest.raises(DataError, match="label_inputs must hold at least one entry"):
         cache.backward(x, y[:0], LABELS)

@@ -260,6 +260,20 @@ def test_bad_input(logits: Any, labels: Any, error: type, message: str) -> None:
             loss(logits, labels)
 
 
+@pytest.mark.parametrize("kind", [*LOSSES, InBatchSoftmaxLoss])
+def test_warns_once_of_scores_that_are_no_cosines(kind: Callable[..., Any]) -> None:
+    scores = torch.tensor([[7.5, -0.5, 0.0], [0.0, 1.0, -3.0], [0.0, 0.5, 1.0]])
+    labels = [[0], [1], [2]]
+    loss = kind(**WHOLE.get(kind, {}))
+    message = r"temperature 0\.05 is for embeddings of length 1.* got scores from -3 to 7\.5"
+    with pytest.warns(UserWarning, match=message):
+        loss(scores, labels)
+    loss(scores, labels)  # once
+    kind(temperature=1.0, **WHOLE.get(kind, {}))(scores, labels)
+    hidden = (scores / 8).index_put_((torch.tensor(0), torch.tensor(1)), torch.tensor(-math.inf))
+    kind(**WHOLE.get(kind, {}))(hidden, labels)
+
+
 def test_bad_options() -> None:
     for kind in (*LOSSES, InBatchSoftmaxLoss):
         with pytest.raises(ConfigError, match="temperature must be > 0"):

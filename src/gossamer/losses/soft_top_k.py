@@ -221,7 +221,7 @@ class SoftTopKLoss(StreamedLoss):
         counts = torch.bincount(pairs.rows, minlength=shape[0])
         some = check_rows(counts > 0, "error")
         kept = torch.ones_like(pairs.rows, dtype=torch.bool)
-        if isinstance(self.k, int):
+        if isinstance(self.k, int) and bool((counts > self.k).any()):
             kept = draw_pairs(pairs.rows, self.k)
         wide = torch.promote_types(like.dtype, torch.float32)
         k = counts if isinstance(self.k, str) else wanted_of_rows(self.k, shape[0])
