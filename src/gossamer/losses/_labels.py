@@ -89,9 +89,10 @@ def label_pairs(labels: Any, shape: tuple[int, int], device: torch.device) -> Pa
         rows, columns = _from_lists(labels, shape, device)
         weights = torch.ones(len(rows), device=device)
     else:
-        matrix = _checked(torch.as_tensor(labels, device=device), shape)
-        rows, columns = matrix.nonzero().T
-        weights = matrix[rows, columns]
+        dense = torch.as_tensor(labels, device=device)
+        _check_shape(tuple(dense.shape), shape)
+        rows, columns = dense.nonzero().T
+        weights = dense[rows, columns]
     weights = _checked_weights(weights)
     found = Pairs(rows.long(), columns.long(), weights).where(weights > 0)
     return found.where(found.columns.argsort(stable=True))

@@ -97,21 +97,28 @@ class DecoupledSoftmaxLoss(StreamedLoss):
     def forward(self, logits: Tensor, labels: Any) -> Tensor:
         """Return the loss."""
         scores = scaled(self, logits)
+        if self.num_negatives is not None:
+            return self._of_some(scores, labels, self.num_negatives)
+        plan = self.plan(labels, (scores.shape[0], scores.shape[1]), scores)
+        hidden = plan.hidden.rows, plan.hidden.columns
+        shown = scores.index_put(hidden, scores.new_tensor(-math.inf))
+        relevant = scores[plan.relevant.rows, plan.relevant.columns]
+        return self.of_statistics(relevant, shown.logsumexp(1), plan)
+
+    def _of_some(self, scores: Tensor, labels: Any, num_negatives: int) -> Tensor:
+        """Return the loss with irrelevant labels that are drawn."""
         weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
         relevant = weights > 0
         rows = check_rows(relevant.any(1), self.empty)
-        negatives, shift = ~relevant, torch.zeros_like(scores[:, 0])
-        if self.num_negatives is not None:
-            total = negatives.sum(1)
-            negatives = draw(negatives, self.num_negatives)
-            shift = (total / negatives.sum(1).clamp(min=1)).clamp(min=1).log()
+        negatives = draw(~relevant, num_negatives)
+        total = (~relevant).sum(1)
+        shift = (total / negatives.sum(1).clamp(min=1)).clamp(min=1).log()
         if self.sample_positives is not None:
             weights = weights * draw(relevant, self.sample_positives)
         z = masked_logsumexp(scores, negatives) + shift
         # a row whose labels are all relevant has z = -inf and costs nothing
         each = F.softplus(z[:, None] - scores) * weights
-        each = torch.where(weights > 0, each, 0.0)
-        loss = each.sum(1)
+        loss = torch.where(weights > 0, each, 0.0).sum(1)
         if self.normalize == "positives":
             loss = loss / weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny)
         return reduce_rows(loss, rows, self.reduction)
@@ -150,16 +157,12 @@ class _RowLoss(StreamedLoss):
         self.temperature = temperature
         self.reduction = reduction
 
-    def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Return the loss of each row."""
-        raise NotImplementedError
-
     def forward(self, logits: Tensor, labels: Any) -> Tensor:
         """Return the loss."""
         scores = scaled(self, logits)
-        weights = label_matrix(labels, (scores.shape[0], scores.shape[1]), scores.device)
-        rows = check_rows((weights > 0).any(1), "error")
-        return reduce_rows(self.of_rows(scores, weights), rows, self.reduction)
+        plan = self.plan(labels, (scores.shape[0], scores.shape[1]), scores)
+        relevant = scores[plan.relevant.rows, plan.relevant.columns]
+        return self.of_statistics(relevant, scores.logsumexp(1), plan)
 
     def plan(self, labels: Any, shape: tuple[int, int], like: Tensor) -> Plan:
         """Return what the loss does with a batch; see `StreamedLoss`."""
@@ -192,11 +195,6 @@ class CoupledSoftmaxLoss(_RowLoss):
         with several positives as in Gupta et al., ICLR 2024, eq. 3.
     Deviations: divided by the number of relevant labels, as the decoupled loss.
     """
-
-    def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Return the loss of each row."""
-        log = scores.log_softmax(1)
-        return -torch.where(weights > 0, weights * log, 0.0).sum(1) / weights.sum(1)
 
     def of_statistics(self, relevant: Tensor, value: Tensor, plan: Plan) -> Tensor:
         """Return the loss; see `StreamedLoss`."""
@@ -232,10 +230,6 @@ class SummedSoftmaxLoss(_RowLoss):
     Source: the log-of-sum baseline of Gupta et al., ICLR 2024.
     Deviations: none
     """
-
-    def of_rows(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """Return the loss of each row."""
-        return scores.logsumexp(1) - masked_logsumexp(scores, weights > 0)
 
     def of_statistics(self, relevant: Tensor, value: Tensor, plan: Plan) -> Tensor:
         """Return the loss; see `StreamedLoss`."""
