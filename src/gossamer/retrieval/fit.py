@@ -284,7 +284,8 @@ class _StepLoss:
         encoder: Any = getattr(model, "module", model)  # what accelerate wraps is inside
         queries = self._embed(encoder.embed_queries, batch.texts, encoder)
         pool = self._embed(encoder.embed_documents, batch.pool_texts, encoder)
-        if isinstance(self.loss, StreamedLoss) and len(queries) * len(pool) > _MANY_SCORES:
+        many = len(queries) * len(pool) > _MANY_SCORES
+        if many and isinstance(self.loss, StreamedLoss) and self.loss.streams:
             return self.loss.streamed(queries, pool, batch.labels)
         return self.loss(queries @ pool.T, batch.labels)
 
