@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from gossamer.checks import check_choice, check_range, check_shape
 from gossamer.errors import DataError, DtypeError
 from gossamer.losses._labels import check_rows, check_scores, label_matrix
-from gossamer.losses.multilabel import REDUCTIONS, masked_logsumexp, reduce_rows
+from gossamer.losses._rows import REDUCTIONS, reduce_rows
+from gossamer.losses.multilabel import masked_logsumexp
 
 __all__ = ["BlockRankingLoss"]
 

@@ -1,8 +1,8 @@
 from ._ranker_lists import RankResult as RankResult
 from ._ranker_lists import length_bias as length_bias
+from .adapters import as_sentence_transformers_loss as as_sentence_transformers_loss
 from .attention_reader import AttentionReader as AttentionReader
 from .block_ranker import BlockRanker as BlockRanker
-from .adapters import as_sentence_transformers_loss as as_sentence_transformers_loss
 from .bm25 import BM25Index as BM25Index
 from .classifier import DualEncoderClassifier as DualEncoderClassifier
 from .collections import Collection as Collection
