@@ -64,7 +64,7 @@ class BlockRankingLoss(nn.Module):
         logits = check_scores(scores) / self.temperature
         positive = label_matrix(relevant, (logits.shape[0], logits.shape[1]), logits.device) > 0
         every = torch.ones_like(positive) if mask is None else _checked_mask(mask, positive)
-        rows = check_rows(positive, "error")
+        rows = check_rows(positive.any(1), "error")
         loss = masked_logsumexp(logits, every) - masked_logsumexp(logits, positive)
         return reduce_rows(loss, rows, self.reduction)
 
