@@ -27,8 +27,8 @@ METHODS = (
             "soft_top_k",
             "streamed_logsumexp",
         ),
-        recipes=(),
-        status="partial",
+        recipes=("decoupled-softmax", "soft-top-k"),
+        status="checked",
         deviations=(
             "divided by the number of relevant labels, as the official code does (the paper's "
             'formula sums; `normalize="sum"`)',

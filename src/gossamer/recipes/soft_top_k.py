@@ -81,7 +81,7 @@ RECIPE = Recipe(
     ),
     scales={
         "small": MultiLabelConfig(),
-        "medium": MultiLabelConfig(data="bibtex-xmc", epochs=30, batch_size=64),
+        "medium": MultiLabelConfig(data="bibtex-xmc", epochs=10, batch_size=64),
     },
     run=run,
     columns=COLUMNS,

@@ -27,7 +27,7 @@ METHODS = (
             "select_layer",
             "write_ranking_rows",
         ),
-        recipes=("blockrank", "blockrank-text"),
+        recipes=("blockrank", "blockrank-text", "retrieve-rerank"),
         status="checked",
         deviations=(
             "the check trains a small decoder from nothing on random tokens, with two losses that "
