@@ -214,5 +214,5 @@ RECIPE = Recipe(
             {"group": "arm", "y_label": "nDCG@10"},
         ),
     ),
-    budget={"small": 12, "medium": 240},
+    budget={"small": 10, "medium": 240},
 )
