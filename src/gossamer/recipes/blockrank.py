@@ -216,7 +216,7 @@ RECIPE = Recipe(
         Arm(OURS, "Block attention, with the ranking loss", "ours", cost=1.3),
         Arm(FULL, "Full attention, with the ranking loss", "baseline", cost=1.2),
         Arm(PLAIN, "Block attention, answer alone", "baseline", cost=1.1),
-        Arm("full_ntp", "Full attention, answer alone", "baseline", max_seeds=1),
+        Arm("full_ntp", "Full attention, answer alone", "baseline"),
     ),
     scales={
         "small": Config(),
