@@ -46,7 +46,7 @@ class Config:
     top_k: int = 20
     document_tokens: int = 48
     num_queries: int = 0
-    train_steps: int = 70
+    train_steps: int = 35
 
 
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
