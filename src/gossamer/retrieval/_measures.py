@@ -36,16 +36,24 @@ _CUT = re.compile(r"(?P<name>.*?)(?:(?:@|_cut_|_cut\.|_|\.)(?P<k>-?[0-9]+))?")
 
 @dataclass(frozen=True)
 class JudgedQuery:
-    """One query: grades in the order of the run, all grades, and how many are relevant."""
+    """One query: where the run has its judged documents, and all grades."""
 
-    grades: Array  # of the retrieved documents, best first; 0 where unjudged
+    ranks: NDArray[np.int64]  # of the retrieved judged documents, from 1, rising
+    grades: Array  # of these
     ideal: Array  # of all judged documents, highest first
     level: int
 
+    def cut(self, k: int | None) -> JudgedQuery:
+        """Return the same with the first k retrieved documents alone."""
+        if k is None:
+            return self
+        kept = self.ranks <= k
+        return JudgedQuery(self.ranks[kept], self.grades[kept], self.ideal, self.level)
+
     @property
-    def hits(self) -> NDArray[np.bool_]:
-        """Whether each retrieved document is relevant."""
-        return self.grades >= self.level
+    def hits(self) -> NDArray[np.int64]:
+        """Ranks of the retrieved relevant documents."""
+        return self.ranks[self.grades >= self.level]
 
     @property
     def num_relevant(self) -> int:
@@ -90,27 +98,29 @@ def _parts(metric: str) -> tuple[str, int | None]:
 
 def _measure(name: str, k: int | None) -> Measure:
     def value(judged: JudgedQuery) -> float:
-        hits = judged.hits[:k]
+        found = judged.cut(k)
         if name in ("ndcg", "ndcg_exp"):
             gain = np.exp2 if name == "ndcg_exp" else None
-            best = _dcg(judged.ideal[:k], gain)
+            best = judged.ideal[:k]
             # rel_level = 1 leaves no query without a gain: its grades are integers
-            return _dcg(judged.grades[:k], gain) / best
+            return _dcg(found.grades, found.ranks, gain) / _dcg(
+                best, np.arange(1, len(best) + 1), gain
+            )
+        hits = found.hits
         if name == "recall":
-            return float(hits.sum()) / judged.num_relevant
+            return len(hits) / judged.num_relevant
         if name == "precision":
-            return float(hits.sum()) / (k or 1)
+            return len(hits) / (k or 1)
         if name == "success":
-            return float(hits.any())
-        ranks = np.flatnonzero(hits) + 1
+            return float(len(hits) > 0)
         if name == "mrr":
-            return 1.0 / float(ranks[0]) if len(ranks) else 0.0
-        return float((np.arange(1, len(ranks) + 1) / ranks).sum()) / judged.num_relevant
+            return 1.0 / float(hits[0]) if len(hits) else 0.0
+        return float((np.arange(1, len(hits) + 1) / hits).sum()) / judged.num_relevant
 
     return value
 
 
-def _dcg(grades: Array, gain: Callable[[Array], Array] | None) -> float:
+def _dcg(grades: Array, ranks: NDArray[np.int64], gain: Callable[[Array], Array] | None) -> float:
     grades = np.clip(grades, 0.0, None)
     gains = grades if gain is None else gain(grades) - 1.0
-    return float((gains / np.log2(np.arange(2, len(gains) + 2))).sum())
+    return float((gains / np.log2(ranks + 1)).sum())

@@ -292,8 +292,12 @@ def _values(
         scores: Mapping[str, float] = run.get(query, {})
         if drop_self:
             scores = {document: score for document, score in scores.items() if document != query}
+        found = [document for document in grades if document in scores]
+        ranks = _ranks(found, scores)
+        order = np.argsort(ranks)
         judged = JudgedQuery(
-            grades=np.array([grades.get(doc, 0) for doc in ranked(scores)], dtype=np.float64),
+            ranks=ranks[order],
+            grades=np.array([grades[document] for document in found], dtype=np.float64)[order],
             ideal=np.sort(np.array(list(grades.values()), dtype=np.float64))[::-1],
             level=rel_level,
         )
@@ -304,3 +308,15 @@ def _values(
             f"in {len(qrels)} queries. Lower rel_level, or give other judgements."
         )
     return values, len(qrels) - len(values)
+
+
+def _ranks(found: Sequence[str], scores: Mapping[str, float]) -> NDArray[np.int64]:
+    """Return the ranks of some documents, from 1, in the order of `ranked`."""
+    every = np.sort(np.fromiter(scores.values(), np.float64, len(scores)))
+    own = np.array([scores[document] for document in found], dtype=np.float64)
+    above = len(every) - np.searchsorted(every, own, side="right")
+    equal = len(every) - np.searchsorted(every, own, side="left") - above
+    if (equal == 1).all():  # ids decide among equal scores alone
+        return above + 1
+    place = {document: rank for rank, document in enumerate(ranked(scores), start=1)}
+    return np.array([place[document] for document in found], dtype=np.int64)
