@@ -289,3 +289,10 @@ def test_bad_options() -> None:
             DecoupledSoftmaxLoss(**options)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="must be square"):
         InBatchSoftmaxLoss()(torch.zeros(2, 3))
+
+
+def test_a_loss_says_its_options() -> None:
+    assert repr(CoupledSoftmaxLoss(temperature=0.1)) == (
+        "CoupledSoftmaxLoss(temperature=0.1, reduction='mean')"
+    )
+    assert "mask_positives=False" in repr(InBatchSoftmaxLoss(mask_positives=False))

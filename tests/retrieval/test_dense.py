@@ -257,6 +257,7 @@ def test_no_queries_find_nothing(tmp_path: Path) -> None:
         (["x", "x"], VECTORS[:2], None, "got 'x' again"),
         (["a\nb"], VECTORS[:1], None, r"texts of one line; got 'a\\nb'"),
         ([""], VECTORS[:1], None, "texts of one line; got ''"),
+        (["a\n"], VECTORS[:1], None, r"texts of one line; got 'a\\n'"),
         ([7], VECTORS[:1], None, "texts of one line; got 7"),
         (["x"], VECTORS[:1] * np.nan, None, "vectors must be finite"),
         (["x"], VECTORS[:1].astype("float16"), None, "must be float32 as those of the index"),

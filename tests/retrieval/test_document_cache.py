@@ -49,6 +49,16 @@ def test_cached_documents_rank_as_fresh_ones(
     assert scores(again.rank(QUERY, DOCUMENTS[::-1])) == scores(found)
 
 
+def test_a_model_in_half_precision_uses_its_cache_too(tmp_path: Path) -> None:
+    ranker = make(model=language_model().bfloat16())
+    fresh = ranker.rank(QUERY, DOCUMENTS, labels=[0, 1, 2, 3])
+    ranker.cache(CORPUS, tmp_path, quiet=True)
+    assert scores(ranker.rank(QUERY, DOCUMENTS)) == pytest.approx(scores(fresh), abs=1e-3)
+    grown = make(model=language_model().bfloat16())
+    grown.cache({**CORPUS, "d5": "a document more"}, tmp_path, quiet=True)
+    assert len(grown.rank(QUERY, [*DOCUMENTS, {"id": "d6", "text": "and one"}]).ids) == 5
+
+
 def test_the_layers_do_not_run_for_cached_documents(tmp_path: Path) -> None:
     model = language_model()
     ranker = make(model=model)

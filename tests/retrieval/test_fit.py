@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 from torch import nn
 
 from gossamer.errors import ConfigError, DataError, ShapeError
-from gossamer.losses import CoupledSoftmaxLoss, DecoupledSoftmaxLoss
+from gossamer.losses import BinaryCrossEntropyLoss, CoupledSoftmaxLoss, DecoupledSoftmaxLoss
 from gossamer.models import BagEncoder, DualEncoder
 from gossamer.retrieval import (
     Collection,
@@ -237,6 +237,11 @@ def test_bad_options_are_named() -> None:
         fit_retriever(encoder(), toy(), loss="decoupled", negatives="random")
     with pytest.raises(ConfigError, match="negatives='in_batch'"):
         fit_retriever(encoder(), toy(), loss="in_batch", negatives="all")
+    learns = BinaryCrossEntropyLoss(bias=-3.0)
+    with pytest.raises(ConfigError, match="the parameters of a loss do not learn here"):
+        fit_retriever(encoder(), toy(), loss=learns)
+    with pytest.raises(ConfigError, match="max_share"):
+        RetrieverConfig(max_share=0.0)
     with pytest.raises(ConfigError, match="resume needs the folder"):
         fit_retriever(encoder(), toy(), loss="decoupled", resume=True)
     with pytest.raises(ConfigError, match="epochs"):
@@ -257,6 +262,8 @@ def test_bad_data_is_named() -> None:
         TrainingRows(data.texts, ["a"], data.labels)
     with pytest.raises(DataError, match="a row with a relevant"):
         TrainingRows.of(XmcData(csr_matrix((2, 1)), texts=["a", "b"], label_texts=["c"]))
+    with pytest.raises(DataError, match="judged queries must have texts; got none for 'q'"):
+        TrainingRows.of(Collection({"a": "x"}, {}, {"q": {"a": 1}}))
 
 
 def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
@@ -268,6 +275,52 @@ def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
             encoder(), toy(), loss="coupled", config=small(epochs=1), folder=tmp_path,
             resume=True, quiet=True,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", ["temperature", "rows", "width"])
+def test_a_run_knows_its_loss_rows_and_model(tmp_path: Path, changed: str) -> None:
+    options: dict[str, Any] = {"config": small(epochs=1), "folder": tmp_path, "quiet": True}
+    fit_retriever(encoder(), toy(), loss=DecoupledSoftmaxLoss(), **options)
+    assert "temperature=0.05" in (tmp_path / "config.toml").read_text()
+    temperature = 0.1 if changed == "temperature" else 0.05
+    loss = DecoupledSoftmaxLoss(temperature=temperature)
+    model, data = encoder(8 if changed == "width" else 16), toy()
+    if changed == "rows" and data.texts is not None:
+        data.texts[0] += " more"
+    with pytest.raises(DataError, match="other settings"):
+        fit_retriever(model, data, loss=loss, resume=True, **options)
+
+
+def test_a_loss_that_is_a_function_can_be_resumed(tmp_path: Path) -> None:
+    def made() -> Any:  # each has another address in memory
+        def plain(logits: torch.Tensor, labels: Any) -> torch.Tensor:
+            return DecoupledSoftmaxLoss()(logits, labels)
+
+        return plain
+
+    options: dict[str, Any] = {"config": small(epochs=1), "folder": tmp_path, "quiet": True}
+    fit_retriever(encoder(), toy(), loss=made(), **options)
+    fit_retriever(encoder(), toy(), loss=made(), resume=True, **options)
+
+
+def test_a_new_run_does_not_take_the_hard_negatives_of_an_old_one(tmp_path: Path) -> None:
+    (tmp_path / "negatives-00002.npy").write_bytes(b"of another run")
+    config = small(epochs=3, mine_every=2)
+    fit_retriever(
+        encoder(), toy(), loss="decoupled", negatives="mined", config=config, folder=tmp_path,
+        quiet=True,
+    )  # fmt: skip
+    assert np.load(tmp_path / "negatives-00002.npy").shape == (40, 100)
+
+
+def test_labels_that_score_like_relevant_ones_are_not_drawn(tmp_path: Path) -> None:
+    config = small(epochs=3, mine_every=2, max_share=1e-6)
+    fit_retriever(
+        encoder(), toy(), loss="decoupled", negatives="mined", config=config, folder=tmp_path,
+        quiet=True,
+    )  # fmt: skip
+    few = np.load(tmp_path / "negatives-00002.npy")
+    assert (few >= 0).sum() < 40  # of up to 7 a row
 
 
 def test_an_encoder_that_cannot_be_saved_is_named_before_training(tmp_path: Path) -> None:

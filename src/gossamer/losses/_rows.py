@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.losses._labels import Pairs
 
-__all__ = ["REDUCTIONS", "draw", "draw_pairs", "reduce_rows", "sum_pairs"]
+__all__ = ["REDUCTIONS", "draw", "draw_pairs", "options_of", "reduce_rows", "sum_pairs"]
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -42,3 +44,13 @@ def reduce_rows(loss: Tensor, rows: Tensor, reduction: str) -> Tensor:
         return loss
     total = loss.sum()
     return total if reduction == "sum" else total / rows.sum().clamp(min=1)
+
+
+def options_of(loss: nn.Module) -> str:
+    """Return the options that a loss was built with, as text: what a run's folder keeps of it."""
+    found = {name: getattr(loss, name) for name in inspect.signature(type(loss)).parameters}
+    plain = {
+        name: value.tolist() if isinstance(value, Tensor) else value
+        for name, value in found.items()
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in plain.items())

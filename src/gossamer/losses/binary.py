@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from gossamer.checks import check_choice, check_range
 from gossamer.losses._labels import label_matrix, scaled
-from gossamer.losses._rows import REDUCTIONS, reduce_rows
+from gossamer.losses._rows import REDUCTIONS, options_of, reduce_rows
 
 __all__ = ["BinaryCrossEntropyLoss"]
 
@@ -71,3 +71,7 @@ class BinaryCrossEntropyLoss(nn.Module):
         loss = (F.softplus(scores) - targets * scores).mean(1)
         every = torch.ones_like(loss, dtype=torch.bool)
         return reduce_rows(loss, every, self.reduction)
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return options_of(self)

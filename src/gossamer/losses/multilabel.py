@@ -12,7 +12,14 @@ from torch.nn import functional as F
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import ShapeError, UnsupportedError
 from gossamer.losses._labels import check_rows, label_matrix, label_pairs, scaled
-from gossamer.losses._rows import REDUCTIONS, draw, draw_pairs, reduce_rows, sum_pairs
+from gossamer.losses._rows import (
+    REDUCTIONS,
+    draw,
+    draw_pairs,
+    options_of,
+    reduce_rows,
+    sum_pairs,
+)
 from gossamer.losses._statistics import LogSumExp, Plan
 from gossamer.losses.streamed import StreamedLoss
 
@@ -286,6 +293,10 @@ class InBatchSoftmaxLoss(nn.Module):
             relevant = label_matrix(labels, (size, size), scores.device) > 0
             scores = scores.masked_fill(relevant & ~own, -math.inf)
         return F.cross_entropy(scores, torch.arange(size, device=scores.device))
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return options_of(self)
 
 
 def masked_logsumexp(scores: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gossamer.checks import check_choice, check_range, check_shape
 from gossamer.errors import DataError, DtypeError
 from gossamer.losses._labels import check_rows, check_scores, label_matrix
-from gossamer.losses._rows import REDUCTIONS, reduce_rows
+from gossamer.losses._rows import REDUCTIONS, options_of, reduce_rows
 from gossamer.losses.multilabel import masked_logsumexp
 
 __all__ = ["BlockRankingLoss"]
@@ -70,7 +70,7 @@ class BlockRankingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the options."""
-        return f"temperature={self.temperature:g}, reduction={self.reduction!r}"
+        return options_of(self)
 
 
 def _checked_mask(mask: Tensor, positive: Tensor) -> Tensor:

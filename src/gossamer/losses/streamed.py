@@ -12,6 +12,7 @@ from gossamer.checks import check_range, check_shape
 from gossamer.errors import DataError, DtypeError, UnsupportedError
 from gossamer.losses._collectives import Alone, processes
 from gossamer.losses._labels import warn_of_range
+from gossamer.losses._rows import options_of
 from gossamer.losses._statistics import Blocks, Plan
 from gossamer.losses.gather import gather_with_grad
 
@@ -23,6 +24,10 @@ class StreamedLoss(nn.Module):
 
     temperature: float
     streams = True
+
+    def extra_repr(self) -> str:
+        """Show the options."""
+        return options_of(self)
 
     def plan(self, labels: Any, shape: tuple[int, int], like: Tensor) -> Plan:
         """Return what the loss does with a batch.

@@ -322,7 +322,9 @@ class BlockRanker(ListRanker):
             passes.instruction(first)
             prefix = passes.states.get_all(0, len(first))
             kept.keep_prefix(prefix)
-        return prefix
+        # what stands first in the states of a prompt gives them precision and device
+        like = next(self.model.parameters())
+        return prefix.to(like.device, like.dtype)
 
     def _add(
         self,

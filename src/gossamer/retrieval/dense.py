@@ -248,7 +248,7 @@ class DenseIndex:
     def _check_new(self, ids: Sequence[str]) -> None:
         seen: set[str] = set()
         for name in ids:
-            if not isinstance(name, str) or not name or len(name.splitlines()) != 1:
+            if not isinstance(name, str) or name.splitlines() != [name]:
                 raise DataError(
                     f"ids must be texts of one line; got {name!r}. Change or convert the id."
                 )

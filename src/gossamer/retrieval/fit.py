@@ -65,6 +65,8 @@ class RetrieverConfig:
         num_negatives: Hard negatives drawn for each row, for `negatives="mined"`. Range: >= 1.
             Default 8.
         mine_every: Epochs between two searches for hard negatives. Range: >= 1. Default 2.
+        max_share: As in `mine_negatives`: hard negatives nearer than this share of a row's lowest
+            relevant score are not drawn. Range: > 0. Default none left out.
         chunk_size: Texts encoded with a graph at a time. Range: >= 1. Default 1024.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"mps"`. Default `"auto"`.
         seed: Of order and draws. Range: >= 0. Default 0.
@@ -84,6 +86,7 @@ class RetrieverConfig:
     weight_decay: float = 0.01
     num_negatives: int = 8
     mine_every: int = 2
+    max_share: float | None = None
     chunk_size: int = 1024
     device: str = "auto"
     seed: int = 0
@@ -91,6 +94,8 @@ class RetrieverConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "num_negatives", "mine_every", "chunk_size"):
             check_range(getattr(self, name), name, low=1, integer=True)
+        if self.max_share is not None:
+            check_range(self.max_share, "max_share", low=0.0, open_low=True)
         check_range(self.seed, "seed", low=0, high=2**32 - 1, integer=True)
         self.loop(1)
 
@@ -166,7 +171,8 @@ def fit_retriever(
         Steps, loss and seconds.
 
     Raises:
-        ConfigError: If an option is unknown, or loss and negatives do not fit.
+        ConfigError: If an option is unknown, loss and negatives do not fit, or the loss has
+            parameters that want to learn.
         DataError: If texts are missing, no row has a relevant label, or the folder was begun with
             other settings.
         GossamerError: If a loss is not finite.
@@ -191,6 +197,11 @@ def fit_retriever(
             "the loss of pairs takes its negatives from the batch; got negatives = "
             f"{negatives!r}. Use negatives='in_batch', or another loss."
         )
+    if isinstance(chosen, nn.Module) and any(p.requires_grad for p in chosen.parameters()):
+        raise ConfigError(
+            f"the parameters of a loss do not learn here; got {chosen}. Call "
+            "loss.requires_grad_(False) to keep them as they are, or train in a loop of your own."
+        )
     if resume and folder is None:
         raise ConfigError("resume needs the folder of the run; got none. Give folder=DIR.")
     rows = TrainingRows.of(data)
@@ -205,8 +216,11 @@ def fit_retriever(
         pairs=pairs,
     )
     if folder is not None:
-        model.describe()  # what cannot be saved is found before hours of training
-        begin_folder(Path(folder), _settings(settings, loss, negatives), resume=resume)
+        # what cannot be saved is found here, before hours of training
+        begun_with = _settings(settings, loss, negatives, model, rows)
+        begin_folder(Path(folder), begun_with, resume=resume)
+        if not resume:
+            miner.forget()
     seed_all(settings.seed)
     trainer = Trainer(
         model,
@@ -318,6 +332,7 @@ class _Miner:
         self.model = model
         self.rows = rows
         self.every = config.mine_every
+        self.max_share = config.max_share
         self.folder = None if folder is None else Path(folder)
         self.epoch = -1
         self.lists: NDArray[np.int32] | None = None
@@ -330,6 +345,11 @@ class _Miner:
             self.lists, self.epoch = self._lists(begun), begun
         return self.lists
 
+    def forget(self) -> None:
+        """Remove the lists that an earlier run left in the folder."""
+        for path in self.folder.glob("negatives-*.npy") if self.folder else ():
+            path.unlink()
+
     def _lists(self, epoch: int) -> NDArray[np.int32]:
         path = None if self.folder is None else self.folder / f"negatives-{epoch:05}.npy"
         if path is not None and path.exists():
@@ -340,17 +360,36 @@ class _Miner:
                     f"{kept.shape[0]}. Begin the run again in another folder."
                 )
             return kept
-        mined = mine_negatives(self.model, self.rows)
+        mined = mine_negatives(self.model, self.rows, max_share=self.max_share)
         if path is not None:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, mined, allow_pickle=False)
         return mined
 
 
-def _settings(config: RetrieverConfig, loss: Any, negatives: str) -> str:
+def _settings(
+    config: RetrieverConfig, loss: Any, negatives: str, model: DualEncoder, rows: TrainingRows
+) -> str:
+    """Return what must be the same when a run is resumed, and tells one run from another."""
     import tomli_w
 
-    name = loss if isinstance(loss, str) else repr(loss)
-    values = dataclasses.asdict(config)
+    name = loss if isinstance(loss, str) else _name_of(loss)
+    values = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
     del values["device"]  # may change between the parts of a run
-    return tomli_w.dumps({"loss": name, "negatives": negatives, "retriever": values})
+    return tomli_w.dumps(
+        {
+            "loss": name,
+            "negatives": negatives,
+            "rows": f"{len(rows.texts)} rows, {len(rows.label_texts)} labels, "
+            f"checksum {rows.checksum():08x}",
+            "retriever": values,
+            "model": model.describe(),
+        }
+    )
+
+
+def _name_of(loss: Any) -> str:
+    """Return a loss as text: with its options, and without an address that changes."""
+    if isinstance(loss, nn.Module):
+        return repr(loss)
+    return str(getattr(loss, "__qualname__", type(loss).__name__))

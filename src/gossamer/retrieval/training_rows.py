@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,16 @@ class TrainingRows:
                     "Read both from the same data set."
                 )
 
+    def checksum(self) -> int:
+        """Return a number that tells these rows from others."""
+        total = 0
+        for texts in (self.texts, self.label_texts):
+            for text in texts:
+                total = zlib.crc32(text.encode("utf-8", "surrogatepass") + b"\0", total)
+        for part in (self.labels.indptr, self.labels.indices):
+            total = zlib.crc32(part.astype("<i8").tobytes(), total)
+        return total
+
     @classmethod
     def of(cls, data: XmcData | Collection | TrainingRows) -> TrainingRows:
         """Take a collection or a multi-label data set, whatever a reader of this package returned.
@@ -89,6 +100,12 @@ def _of_collection(
         found = [place[name] for name, grade in grades.items() if grade > 0 and name in place]
         rows += [len(texts)] * len(found)
         columns += found
+        if query not in queries:
+            raise DataError(
+                f"judged queries must have texts; got none for {query!r}, where the queries have "
+                f"ids like {next(iter(queries), None)!r}. Give queries and judgements that belong "
+                "together."
+            )
         texts.append(queries[query])
     values = np.ones(len(rows), dtype=np.float32)
     labels = csr_matrix((values, (rows, columns)), shape=(len(texts), len(corpus)))
