@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from gossamer.cli import main
-from gossamer.retrieval import BM25Index, fuse_runs, read_beir, read_run, write_xmc
+from gossamer.retrieval import (
+    BM25Index,
+    fuse_runs,
+    read_beir,
+    read_qrels,
+    read_run,
+    read_xmc,
+    write_xmc,
+)
 
 WORDS = ["red", "blue", "green", "shoe", "lamp", "boat", "wing", "slab"]
 OPTIONS = ("--dim", "16", "--epochs", "12", "--batch-size", "16", "--lr", "0.01", "--device", "cpu")
@@ -101,6 +109,40 @@ def test_labels_of_a_multi_label_folder_are_its_documents(
     found = read_run("runs/retrieve/run.trec")
     assert set(next(iter(found.values()))) <= {"0", "1", "2", "3"}
     assert Path("runs/retrieve/qrels.trec").is_file()
+
+
+def test_pairs_of_a_filter_file_are_neither_found_nor_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = xmc(tmp_path / "tags")
+    labels = read_xmc(folder, split="test").labels
+    own = int(labels[2].indices[0])  # a pair that is true, and one more of the same row
+    other = (own + 1) % 4
+    (folder / "filter_labels_test.txt").write_text(f"2 {own}\n2 {other}\n")
+    assert run("train-retriever", "tags", *OPTIONS, "--quiet") == 0
+    measured = json.loads(Path("runs/train-retriever/summary.json").read_text())["test"]
+    found = ("retrieve", "tags", "--model", "runs/train-retriever", "--quiet")
+    assert run(*found) == run(*found, "--top-k", "2", "--out", "short") == 0
+    shown = read_run("runs/retrieve/run.trec")
+    assert set(shown["2"]) == {"0", "1", "2", "3"} - {str(own), str(other)}
+    assert {len(row) for name, row in shown.items() if name != "2"} == {4}
+    assert {len(row) for row in read_run("short/run.trec").values()} == {2}
+    assert str(own) not in read_qrels("runs/retrieve/qrels.trec").get("2", {})
+    capsys.readouterr()
+    files = ("runs/retrieve/run.trec", "--qrels", "runs/retrieve/qrels.trec", "--json")
+    assert run("evaluate", *files, "--metrics", "P@1") == 0
+    row = json.loads(capsys.readouterr().out)["table"][0]
+    assert row["precision@1"] == pytest.approx(measured["P@1"], abs=1e-6)
+
+
+def test_the_page_repeats_the_run(tmp_path: Path) -> None:
+    beir(tmp_path / "toy")
+    assert run("train-retriever", "toy", *OPTIONS, "--negatives", "mined", "--quiet") == 0
+    page = json.loads(Path("runs/train-retriever/page.json").read_text())["command"]
+    assert page == (
+        "gossamer train-retriever toy --negatives mined --dim 16 --epochs 12 --batch-size 16 "
+        "--lr 0.01 --device cpu"
+    )
 
 
 def test_words_and_vectors_are_fused_and_an_index_grows(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from gossamer.errors import ConfigError, DataError, ShapeError
 from gossamer.losses import DecoupledSoftmaxLoss
 from gossamer.models import BagEncoder, DualEncoder, TextEncoder
+from gossamer.models.text_encoder import _positions
 
 TEXTS = ["Red shoes", "a lamp", "shoes, red!", "red"]
 
@@ -150,8 +152,25 @@ def test_pooling(bert: Path) -> None:
     torch.testing.assert_close(unit.norm(dim=-1), torch.ones(2))
     cut = TextEncoder(bert, max_length=4, normalize=False).eval()
     torch.testing.assert_close(cut(["red shoes a lamp"]), cut(["red shoes"]))
+    assert TextEncoder(bert)([]).shape == DualEncoder(cut).encode_queries([]).shape == (0, 16)
     assert DualEncoder(unit_encoder := TextEncoder(bert))(texts, texts).shape == (2, 2)
     assert any(p.requires_grad for p in unit_encoder.parameters())
+
+
+def test_no_more_tokens_than_the_model_has_positions(bert: Path) -> None:
+    encoder = TextEncoder(bert, max_length=1000).eval()
+    assert encoder.max_length == encoder.config["max_length"] == 32
+    words = "red shoes a lamp " * 20
+    torch.testing.assert_close(encoder([words]), encoder([words[:200]]))
+    encoder.set_max_length(4)
+    torch.testing.assert_close(encoder([words]), encoder(["red shoes"]))
+    with pytest.raises(ConfigError, match="max_length"):
+        encoder.set_max_length(0)
+    counted = SimpleNamespace(
+        model_type="roberta", max_position_embeddings=514, pad_token_id=1
+    )  # its positions begin behind that of padding
+    assert _positions(counted) == 512
+    assert _positions(SimpleNamespace(model_type="t5")) is None
 
 
 # --- bad input ---

@@ -57,10 +57,32 @@ def test_an_index_belongs_to_one_model_and_one_collection(tmp_path: Path) -> Non
     index_texts(model(), TEXTS, tmp_path, name="first", quiet=True)
     with pytest.raises(ConfigError, match="got those of first"):
         index_texts(model(1), TEXTS, tmp_path, quiet=True)
+    other = model()
+    other.normalize = False
+    with pytest.raises(ConfigError, match="got those of first, with other settings"):
+        index_texts(other, TEXTS, tmp_path, quiet=True)
     with pytest.raises(DataError, match="got 'd0', which is not in it"):
         index_texts(model(), {"d9": "x"}, tmp_path, quiet=True)
     with pytest.raises(ConfigError, match="batch_size"):
         index_texts(model(), TEXTS, tmp_path, batch_size=0)
+
+
+def test_a_text_that_changed_is_noticed(tmp_path: Path) -> None:
+    index_texts(model(), TEXTS, tmp_path, quiet=True)
+    grown = index_texts(model(), {"new": "first", **TEXTS}, tmp_path, quiet=True)
+    assert [len(ids) for ids, _ in grown.shards()] == [7, 1]
+    with pytest.raises(DataError, match="got others for some of 'd0' to 'd6'"):
+        index_texts(model(), {**TEXTS, "new": "first", "d3": "changed"}, tmp_path, quiet=True)
+
+
+def test_an_encoder_of_the_user_s_own_is_indexed(tmp_path: Path) -> None:
+    class Lengths(torch.nn.Module):
+        def forward(self, texts: list[str]) -> torch.Tensor:
+            return torch.tensor([[1.0, float(len(text))] for text in texts])
+
+    own = DualEncoder(Lengths())
+    assert len(index_texts(own, TEXTS, tmp_path, quiet=True)) == 7
+    assert len(index_texts(own, {**TEXTS, "new": "x"}, tmp_path, quiet=True)) == 8
 
 
 def test_a_saved_dual_encoder_is_loaded_by_its_folder(tmp_path: Path) -> None:

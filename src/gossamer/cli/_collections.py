@@ -11,7 +11,15 @@ from gossamer.errors import DataError
 if TYPE_CHECKING:
     from gossamer.retrieval import Collection, XmcData
 
-__all__ = ["data_folder", "has_test", "is_collection", "read_data", "searchable", "usual_split"]
+__all__ = [
+    "data_folder",
+    "has_test",
+    "hidden_pairs",
+    "is_collection",
+    "read_data",
+    "searchable",
+    "usual_split",
+]
 
 
 def data_folder(path: Path) -> Path:
@@ -69,6 +77,8 @@ def read_data(folder: Path, split: str | None) -> Collection | XmcData:
 def searchable(data: Collection | XmcData) -> Collection:
     """Return documents, queries and judgements; of a multi-label folder, labels are documents.
 
+    Pairs of a filter file are no judgements.
+
     Raises:
         DataError: If texts are missing.
     """
@@ -78,10 +88,24 @@ def searchable(data: Collection | XmcData) -> Collection:
         return data
     rows = TrainingRows.of(data)
     names = [str(number) for number in rows.row_numbers]
+    hidden = hidden_pairs(data)
     qrels = {
-        name: {str(label): 1 for label in rows.labels[row].indices}
+        name: {
+            str(label): 1
+            for label in rows.labels[row].indices
+            if str(label) not in hidden.get(name, ())
+        }
         for row, name in enumerate(names)
     }
     queries = dict(zip(names, rows.texts, strict=True))
     corpus = {str(number): text for number, text in enumerate(rows.label_texts)}
     return Collection(corpus, queries, qrels)
+
+
+def hidden_pairs(data: Collection | XmcData) -> dict[str, set[str]]:
+    """Return for each query the documents that are neither found nor judged: a filter file's."""
+    pairs: dict[str, set[str]] = {}
+    exclude = getattr(data, "exclude", None)
+    for row, label in () if exclude is None else exclude.tolist():
+        pairs.setdefault(str(row), set()).add(str(label))
+    return pairs

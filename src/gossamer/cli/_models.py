@@ -70,9 +70,11 @@ def load_model(
 
 def _limit(encoder: DualEncoder, max_tokens: int) -> None:
     """Let the encoders that have tokens read that many of a text."""
+    from gossamer.models import TextEncoder
+
     for tower in (encoder.encoder, encoder.document_encoder):
-        if hasattr(tower, "max_length"):
-            setattr(tower, "max_length", max_tokens)  # noqa: B010 - no part of every encoder
+        if isinstance(tower, TextEncoder):
+            tower.set_max_length(max_tokens)
 
 
 def _ranker(folder: Path, device: torch.device, max_tokens: int | None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from gossamer.files import read_lines, write_json
 __all__ = ["write_retriever_page"]
 
 
-def write_retriever_page(folder: Path, summary: Mapping[str, Any], data: Path) -> Path:
+def write_retriever_page(
+    folder: Path, summary: Mapping[str, Any], data: Path, command: Sequence[str]
+) -> Path:
     """Write `rows.csv`, `page.json` and the page drawn from them."""
     from gossamer.report import write_page, write_table
 
@@ -41,7 +43,7 @@ def write_retriever_page(folder: Path, summary: Mapping[str, Any], data: Path) -
             ],
             "arms": [{"name": "model", "title": "This model", "role": "ours"}],
             "figures": [_LOSS, *([_MEASURED] if measured else [])],
-            "command": shlex.join(["gossamer", "train-retriever", str(data)]),
+            "command": shlex.join(command),
         },
     )
     return write_page(folder)

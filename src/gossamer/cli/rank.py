@@ -121,6 +121,7 @@ def run(
         "command": "rank",
         "version": __version__,
         "seconds": round(time.perf_counter() - began, 3),
+        "seed": common.seed or 0,
         "files": [str(out / "run.trec"), str(out / _PART), str(out / "summary.json")],
         **settings,
         "engine": engine,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ def run(
         batch_size: Documents encoded at a time.
     """
     from gossamer.checks import check_range
-    from gossamer.cli._collections import data_folder, read_data, searchable, usual_split
+    from gossamer.cli._collections import (
+        data_folder,
+        hidden_pairs,
+        read_data,
+        searchable,
+        usual_split,
+    )
     from gossamer.errors import ConfigError
     from gossamer.files import choose_folder, write_json
     from gossamer.retrieval import fuse_runs, write_qrels, write_run
@@ -64,24 +71,27 @@ def run(
     check_range(top_k, "top_k", low=1, integer=True)
     set_threads(common)
     folder = data_folder(data)
-    collection = searchable(read_data(folder, split or usual_split(folder)))
+    read = read_data(folder, split or usual_split(folder))
+    collection, hidden = searchable(read), hidden_pairs(read)
+    wanted = top_k + max(map(len, hidden.values()), default=0)
     out = choose_folder("runs/retrieve", common.out)
     runs: dict[str, Any] = {}
     stages = []
     for number, name in enumerate(names):
         started = time.perf_counter()
         if name == "bm25":
-            runs[name] = _bm25(collection.corpus, collection.queries, top_k)
+            found = _bm25(collection.corpus, collection.queries, wanted)
         else:
             place = index or out / ("index" if len(dense) == 1 else f"index-{number}")
-            runs[name] = _dense(name, place, collection, top_k, batch_size, common)
+            found = _dense(name, place, collection, wanted, batch_size, common)
+        runs[name] = _shown(found, hidden, top_k)
         stages.append({"model": name, "seconds": round(time.perf_counter() - started, 2)})
     files = [out / "run.trec"]
-    found = next(iter(runs.values())) if len(runs) == 1 else fuse_runs(list(runs.values()))
+    fused = next(iter(runs.values())) if len(runs) == 1 else fuse_runs(list(runs.values()))
     for number, (name, one) in enumerate(runs.items() if len(runs) > 1 else ()):
         files.append(out / f"run-{number}-{_short(name)}.trec")
         write_run(one, files[-1], tag=_short(name))
-    best = {query: dict(list(documents.items())[:top_k]) for query, documents in found.items()}
+    best = _shown(fused, {}, top_k)
     write_run(best, files[0], tag=_short(names[0]) if len(names) == 1 else "fused")
     if collection.qrels:
         files.append(out / "qrels.trec")
@@ -130,6 +140,16 @@ def _dense(
     if not common.quiet:
         print(f"{len(index)} vectors in {place}", file=sys.stderr)
     return index.search(dict(zip(collection.queries, vectors, strict=True)), top_k)
+
+
+def _shown(run: Any, hidden: Mapping[str, set[str]], top_k: int) -> Any:
+    """Return the first documents of each query, without those that are hidden from it."""
+    return {
+        query: dict(
+            islice((pair for pair in found.items() if pair[0] not in hidden.get(query, ())), top_k)
+        )
+        for query, found in run.items()
+    }
 
 
 def _short(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -124,7 +125,9 @@ def run(
     ]
     write_json(out / "summary.json", summary)
     write_json(out / "environment.json", describe_environment())
-    page = write_retriever_page(out, summary, data)
+    chosen_options = {"encoder": encoder, "loss": loss, "negatives": negatives, "towers": towers,
+                      "split": split, "dim": dim, "temperature": temperature, **given}  # fmt: skip
+    page = write_retriever_page(out, summary, data, _repeated(data, chosen_options))
     if common.json:
         print_json(summary)
         return
@@ -134,6 +137,17 @@ def run(
 
 
 _PRETRAINED: dict[str, Any] = {"epochs": 3, "batch_size": 64, "lr": 5e-5, "chunk_size": 64}
+
+
+def _repeated(data: Path, options: Mapping[str, Any]) -> list[str]:
+    """Return the command that gives this run again: the options that are not the defaults."""
+    defaults = {name: one.default for name, one in inspect.signature(run).parameters.items()}
+    defaults |= {"seed": COMMON.seed, "device": COMMON.device}
+    command = ["gossamer", "train-retriever", str(data)]
+    for name, value in options.items():
+        if value != defaults[name]:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    return command
 
 
 def _default(rows: TrainingRows) -> str:
@@ -184,7 +198,8 @@ def _measure(model: DualEncoder, folder: Path, rows: TrainingRows) -> dict[str, 
     labels = {str(number): text for number, text in enumerate(rows.label_texts)}
     run = _search(model, dict(zip(names, test.texts, strict=True)), labels)
     counts = np.asarray(rows.labels.sum(axis=0)).ravel()
-    weights = propensities(counts, len(rows.texts)) if len(rows.texts) >= 3 else None
+    num_rows = len(rows.texts) + rows.num_empty
+    weights = propensities(counts, num_rows) if num_rows >= 3 else None
     scores = _sparse([run[name] for name in names], len(labels))
     return evaluate_xmc(scores, test.labels, propensities=weights, exclude=test.exclude).values
 

@@ -21,6 +21,8 @@ from gossamer.models.saving import PretrainedModel
 
 __all__ = ["BagEncoder", "TextEncoder", "check_texts"]
 
+# their first token stands behind the position of padding
+_COUNTED_FROM_PADDING = ("camembert", "mpnet", "roberta", "xlm-roberta")
 _WORD = re.compile(r"\w+")
 
 
@@ -100,7 +102,8 @@ class TextEncoder(nn.Module):
         pooling: `"mean"` over the tokens of the text, or `"cls"`, the first token.
             Default `"mean"`.
         normalize: Divide by the norm. Default true.
-        max_length: Tokens of a text that are read; the rest is cut off. Range: >= 1. Default 128.
+        max_length: Tokens of a text that are read, at most the positions of the model; the rest is
+            cut off. Range: >= 1. Default 128.
 
     Shape:
         - input: n texts; output: `(n, hidden_size)`.
@@ -131,11 +134,22 @@ class TextEncoder(nn.Module):
         super().__init__()
         check_choice(pooling, ("mean", "cls"), "pooling")
         check_range(max_length, "max_length", low=1, integer=True)
-        self.config = {"pooling": pooling, "normalize": normalize, "max_length": max_length}
+        self.config = {"pooling": pooling, "normalize": normalize}
         self.pooling = pooling
         self.normalize = normalize
-        self.max_length = max_length
         self.model, self.tokenizer = _load(model_folder(folder))
+        self.set_max_length(max_length)
+
+    def set_max_length(self, max_length: int) -> None:
+        """Read at most so many tokens of a text from now on, and no more than the model can.
+
+        Raises:
+            ConfigError: If the number is out of its range.
+        """
+        check_range(max_length, "max_length", low=1, integer=True)
+        most = _positions(self.model.config)
+        self.max_length = max_length if most is None else min(max_length, most)
+        self.config["max_length"] = self.max_length
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write model and tokenizer as transformers does; pooling is not among it."""
@@ -145,6 +159,8 @@ class TextEncoder(nn.Module):
     def forward(self, texts: Sequence[str]) -> Tensor:
         """Encode texts."""
         check_texts(texts, "texts")
+        if not texts:
+            return torch.zeros((0, self.model.config.hidden_size), device=self.model.device)
         tokens = self.tokenizer(
             list(texts),
             padding=True,
@@ -159,6 +175,14 @@ class TextEncoder(nn.Module):
             weights = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
         return F.normalize(pooled, dim=-1) if self.normalize else pooled
+
+
+def _positions(config: Any) -> int | None:
+    """Return how many tokens a model can read, `None` if there is no limit."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is None or config.model_type not in _COUNTED_FROM_PADDING:
+        return positions
+    return positions - int(config.pad_token_id) - 1
 
 
 def _load(folder: Path) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,7 @@ class DenseIndex:
         self.about: dict[str, Any] = {}
         self.dim = 0
         self.dtype = "float32"
+        self.checksums: list[str] = []
         self._shards: list[NDArray[Any]] = []
         self._ids_bytes = 0
         if (self.folder / "meta.json").exists():
@@ -120,7 +121,12 @@ class DenseIndex:
         return f"DenseIndex({str(self.folder)!r}: {len(self)} vectors of {self.dim} {self.dtype})"
 
     def add(
-        self, ids: Sequence[str], vectors: Any, *, about: Mapping[str, Any] | None = None
+        self,
+        ids: Sequence[str],
+        vectors: Any,
+        *,
+        about: Mapping[str, Any] | None = None,
+        checksum: str = "",
     ) -> None:
         """Append vectors as one shard; it is on disk, or not at all, when this returns.
 
@@ -128,8 +134,9 @@ class DenseIndex:
             ids: Their ids, one line of text each, new to the index.
             vectors: Finite, `(N, M)`, kept as float16 if they are, else as float32; all shards
                 of an index alike.
-            about: What the vectors are: model, pooling, whether normalised, a checksum of the
-                texts. Plain values; must be the same in each call that gives it.
+            about: What the vectors are: model, pooling, whether normalised. Plain values; must be
+                the same in each call that gives it.
+            checksum: Of the texts, kept with the shard. Default none.
 
         Raises:
             ShapeError: If the number of ids or the width does not fit.
@@ -162,6 +169,7 @@ class DenseIndex:
             "dim": rows.shape[1],
             "dtype": str(rows.dtype),
             "shards": [len(shard) for shard in shards],
+            "checksums": [*self.checksums, checksum],
             "ids_bytes": self._ids_bytes + len(text),
             "about": known,
         }
@@ -169,8 +177,16 @@ class DenseIndex:
         # nothing here changes before the files are whole, so that a failed call can be repeated
         self.dim, self.dtype, self.about = rows.shape[1], str(rows.dtype), known
         self._shards, self._ids_bytes = shards, self._ids_bytes + len(text)
+        self.checksums = [*self.checksums, checksum]
         self.ids += ids
         self._known |= set(ids)
+
+    def shards(self) -> Iterator[tuple[list[str], str]]:
+        """Yield the ids of each shard and the checksum that it was added with."""
+        begin = 0
+        for shard, checksum in zip(self._shards, self.checksums, strict=True):
+            yield self.ids[begin : begin + len(shard)], checksum
+            begin += len(shard)
 
     def search(
         self,
@@ -212,6 +228,7 @@ class DenseIndex:
             self.dim, self.dtype = int(meta["dim"]), str(meta["dtype"])
             sizes, self._ids_bytes = list(meta["shards"]), int(meta["ids_bytes"])
             self.about = dict(meta["about"])
+            self.checksums = [str(one) for one in meta.get("checksums", [""] * len(sizes))]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{path} must have dim, dtype, shards, ids_bytes and about; got {error!r}. Build "

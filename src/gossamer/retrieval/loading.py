@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,9 @@ def index_texts(
         quiet: Show no progress. Default false.
 
     Raises:
-        ConfigError: If the index holds vectors of another model, or a number is out of range.
-        DataError: If the index holds documents that are not among the texts.
+        ConfigError: If the index holds vectors of another model, or of other settings of it, or a
+            number is out of range.
+        DataError: If the index holds documents that are not among the texts, or had other texts.
 
     Example:
         >>> import tempfile
@@ -136,7 +138,7 @@ def index_texts(
         2
 
     Source: one vector for each text, in the order of arrival.
-    Deviations: a text that changed under its id is not encoded again.
+    Deviations: none
     """
     check_range(batch_size, "batch_size", low=1, integer=True)
     index = DenseIndex(folder)
@@ -146,11 +148,19 @@ def index_texts(
             f"the index in {folder} must hold documents of this collection; got {lost!r}, which is "
             "not in it. Give another --index, or delete the folder."
         )
-    about = {"model": name, "weights": checksum_of(model), "normalized": model.normalize}
-    if len(index) and index.about.get("weights") != about["weights"]:
+    for ids, checksum in index.shards():
+        if checksum and checksum != _digest(texts[known] for known in ids):
+            raise DataError(
+                f"the index in {folder} must hold vectors of these texts; got others for some of "
+                f"{ids[0]!r} to {ids[-1]!r}. Give another --index, or delete the folder."
+            )
+    about = {"model": name, "weights": checksum_of(model), "settings": _settings(model)}
+    differ = [key for key in ("weights", "settings") if index.about.get(key) != about[key]]
+    if len(index) and differ:
         raise ConfigError(
             f"the index in {folder} must hold vectors of this model; got those of "
-            f"{index.about.get('model') or 'another'}. Give another --index, or delete the folder."
+            f"{index.about.get('model') or 'another'}, with other {' and '.join(differ)}. Give "
+            "another --index, or delete the folder."
         )
     about = index.about or about
     missing = [known for known in texts if known not in index]
@@ -162,8 +172,25 @@ def index_texts(
                 batch = [texts[known] for known in part[begin : begin + batch_size]]
                 vectors.append(model.encode_documents(batch, batch_size=batch_size))
                 bar.update(start + begin + len(batch))
-            index.add(part, _joined(vectors), about=about)
+            checksum = _digest(texts[known] for known in part)
+            index.add(part, _joined(vectors), about=about, checksum=checksum)
     return index
+
+
+def _settings(model: DualEncoder) -> dict[str, Any]:
+    """Return what vectors depend on beside weights: pooling, length, norm."""
+    try:
+        return model.describe()
+    except ConfigError:  # an encoder of the user's own, known by its weights alone
+        return {"normalize": model.normalize}
+
+
+def _digest(texts: Iterable[str]) -> str:
+    """Return a checksum of texts in their order."""
+    made = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        made.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return made.hexdigest()
 
 
 def _joined(parts: list[Any]) -> Any:
