@@ -232,7 +232,7 @@ def test_an_index_of_another_model(tmp_path: Path) -> None:
 
 def sentence_model(folder: Path, **files: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    contents = {"config": {"architectures": ["BertModel"]}, **files}
+    contents = {"config": {"architectures": ["BertModel"], "model_type": "bert"}, **files}
     for name, content in contents.items():
         path = folder / f"{name.replace('__', '/')}.json"
         path.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from cyclopts import Group, Parameter
 
 from gossamer.files import without_nan
 
-__all__ = ["COMMON", "Common", "data_folders", "print_json", "set_threads"]
+__all__ = ["COMMON", "Common", "data_folders", "print_json", "set_threads", "silence_loading"]
 
 _GROUP = Group("Common options", sort_key=9)
 
@@ -60,6 +61,14 @@ def data_folders(data: Path) -> list[Path]:
     """Return where a data set that a user named may lie: here, or in GOSSAMER_DATA."""
     outside = os.environ.get("GOSSAMER_DATA")
     return [data, Path(outside) / data] if outside else [data]
+
+
+def silence_loading() -> None:
+    """Keep transformers from drawing a bar for each file of weights."""
+    with contextlib.suppress(ImportError):
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
 
 
 def print_json(value: Mapping[str, Any]) -> None:

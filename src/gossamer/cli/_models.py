@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli._common import data_folders
+from gossamer.cli._common import data_folders, silence_loading
 from gossamer.errors import ConfigError, DataError, UnsupportedError
 from gossamer.files import read_json
 
@@ -52,11 +51,11 @@ def load_model(
         return "encoder", DualEncoder(BagEncoder.from_pretrained(folder).to(where))
     architecture = str((config.get("architectures") or [""])[0])
     if architecture.endswith("ForCausalLM"):
-        _silence()
+        silence_loading()
         return "ranker", _ranker(folder, where, max_document_tokens)
     known = architecture and not config.get("is_encoder_decoder")
     if known or config.get("model") == "DualEncoder":
-        _silence()
+        silence_loading()
         encoder = load_retriever(folder).to(where)
         if max_document_tokens is not None:
             _limit(encoder, max_document_tokens)
@@ -82,14 +81,6 @@ def _ranker(folder: Path, device: torch.device, max_tokens: int | None) -> Any:
 
     options: dict[str, Any] = {} if max_tokens is None else {"max_document_length": max_tokens}
     return BlockRanker.from_pretrained(folder, device=device, **options)
-
-
-def _silence() -> None:
-    """Keep transformers from drawing a bar for each file of weights."""
-    with contextlib.suppress(ImportError):
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
 
 
 def open_index(named: Path) -> DenseIndex | BM25Index:

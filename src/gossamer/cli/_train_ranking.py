@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli._common import Common, print_json, set_threads
+from gossamer.cli._common import Common, print_json, set_threads, silence_loading
 
 if TYPE_CHECKING:
     from gossamer.retrieval import RankerFitConfig
@@ -74,6 +74,7 @@ def run_ranking(
     held_out = read_ranking_rows(table["test"]) if "test" in table else []
     settings = _settings(values, common.quiet)
     losses = {key: table[key] for key in _LOSS if key in table}
+    silence_loading()
     model, tokenizer = load_ranker(values["model"]["name"], dtype="float32")
     set_threads(common)
     folder = choose_folder("runs/train", common.out, resume=resume)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from gossamer._version import __version__
-from gossamer.cli._common import COMMON, Common, data_folders, print_json, set_threads
+from gossamer.cli._common import (
+    COMMON,
+    Common,
+    data_folders,
+    print_json,
+    set_threads,
+    silence_loading,
+)
 
 if TYPE_CHECKING:
     from gossamer.retrieval import BlockRanker, RankResult
@@ -80,6 +87,7 @@ def run(
     paths = _files(data, corpus, queries, split)
     first = read_run(run)
     texts, asked = (read_texts(path) for path in paths)
+    silence_loading()
     ranker = BlockRanker.from_pretrained(
         model,
         dtype=dtype,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer._version import __version__
-from gossamer.cli._common import COMMON, Common, print_json, set_threads
+from gossamer.cli._common import COMMON, Common, print_json, set_threads, silence_loading
 
 __all__ = ["run"]
 
@@ -131,12 +131,14 @@ def _dense(
     from gossamer.retrieval import index_texts, load_retriever
     from gossamer.train import pick_device
 
+    silence_loading()
     encoder = load_retriever(name).to(pick_device(common.device))
     index = index_texts(
         encoder, collection.corpus, place, name=name, batch_size=batch_size, quiet=common.quiet
     )
     texts = list(collection.queries.values())
-    vectors = encoder.encode_queries(texts, batch_size=batch_size).float().numpy()
+    asked = encoder.encode_queries(texts, batch_size=batch_size, quiet=common.quiet)
+    vectors = asked.float().numpy()
     if not common.quiet:
         print(f"{len(index)} vectors in {place}", file=sys.stderr)
     return index.search(dict(zip(collection.queries, vectors, strict=True)), top_k)

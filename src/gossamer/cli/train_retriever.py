@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from gossamer._version import __version__
-from gossamer.cli._common import COMMON, Common, print_json, set_threads
+from gossamer.cli._common import COMMON, Common, print_json, set_threads, silence_loading
 
 if TYPE_CHECKING:
     from gossamer.models import DualEncoder
@@ -103,7 +103,7 @@ def run(
         model, rows, loss=built_loss, negatives=chosen, config=config, folder=out, resume=resume,
         quiet=common.quiet,
     )  # fmt: skip
-    measured = {} if split == "test" else _measure(model, folder, rows)
+    measured = {} if split == "test" else _measure(model, folder, rows, common)
     summary: dict[str, Any] = {
         "command": "train-retriever",
         "version": __version__,
@@ -171,6 +171,7 @@ def _model(encoder: str, towers: str, dim: int, seed: int) -> DualEncoder:
     from gossamer.models import BagEncoder, DualEncoder
     from gossamer.retrieval import load_retriever
 
+    silence_loading()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = DualEncoder(BagEncoder(dim)) if encoder == "bag" else load_retriever(encoder)
@@ -179,7 +180,9 @@ def _model(encoder: str, towers: str, dim: int, seed: int) -> DualEncoder:
     return model
 
 
-def _measure(model: DualEncoder, folder: Path, rows: TrainingRows) -> dict[str, float]:
+def _measure(
+    model: DualEncoder, folder: Path, rows: TrainingRows, common: Common
+) -> dict[str, float]:
     """Return the metrics of the split `test`; none where there is no such split."""
     import numpy as np
 
@@ -190,13 +193,13 @@ def _measure(model: DualEncoder, folder: Path, rows: TrainingRows) -> dict[str, 
         return {}
     test = read_data(folder, "test")
     if isinstance(test, Collection):
-        run = _search(model, test.queries, test.corpus)
+        run = _search(model, test.queries, test.corpus, common)
         return dict(evaluate_run(test.qrels, run, ["ndcg@10", "recall@100", "mrr@10"]).means)
     if test.texts is None:
         return {}
     names = [str(number) for number in range(len(test.texts))]
     labels = {str(number): text for number, text in enumerate(rows.label_texts)}
-    run = _search(model, dict(zip(names, test.texts, strict=True)), labels)
+    run = _search(model, dict(zip(names, test.texts, strict=True)), labels, common)
     counts = np.asarray(rows.labels.sum(axis=0)).ravel()
     num_rows = len(rows.texts) + rows.num_empty
     weights = propensities(counts, num_rows) if num_rows >= 3 else None
@@ -204,12 +207,15 @@ def _measure(model: DualEncoder, folder: Path, rows: TrainingRows) -> dict[str, 
     return evaluate_xmc(scores, test.labels, propensities=weights, exclude=test.exclude).values
 
 
-def _search(model: DualEncoder, queries: Mapping[str, str], texts: Mapping[str, str]) -> Any:
+def _search(
+    model: DualEncoder, queries: Mapping[str, str], texts: Mapping[str, str], common: Common
+) -> Any:
     """Return the best 100 texts of each query."""
     from gossamer.retrieval import search_top_k
 
-    asked = model.encode_queries(list(queries.values())).numpy()
-    scores, places = search_top_k(asked, model.encode_documents(list(texts.values())).numpy(), 100)
+    asked = model.encode_queries(list(queries.values()), quiet=common.quiet)
+    vectors = model.encode_documents(list(texts.values()), quiet=common.quiet)
+    scores, places = search_top_k(asked.numpy(), vectors.numpy(), 100)
     names = list(texts)
     return {
         query: {names[i]: float(score) for i, score in zip(found, row, strict=True)}

@@ -15,6 +15,7 @@ from gossamer.checks import check_range
 from gossamer.errors import ConfigError, DataError, ShapeError
 from gossamer.models.saving import PretrainedModel
 from gossamer.models.text_encoder import BagEncoder, TextEncoder
+from gossamer.progress import progress
 
 __all__ = ["DualEncoder"]
 
@@ -128,18 +129,23 @@ class DualEncoder(PretrainedModel):
         """Return the vectors of documents, `(n, D)`, with a graph where gradients are asked for."""
         return self._vectors(self.document_encoder or self.encoder, texts)
 
-    def encode_queries(self, texts: Sequence[str], *, batch_size: int = 256) -> Tensor:
+    def encode_queries(
+        self, texts: Sequence[str], *, batch_size: int = 256, quiet: bool = True
+    ) -> Tensor:
         """Return the vectors of many queries on the CPU, in evaluation and without gradients.
 
         Args:
             texts: Any number.
             batch_size: Texts at a time. Range: >= 1. Default 256.
+            quiet: Show no progress. Default true.
         """
-        return self._encode(self.encoder, texts, batch_size)
+        return self._encode(self.encoder, texts, batch_size, quiet)
 
-    def encode_documents(self, texts: Sequence[str], *, batch_size: int = 256) -> Tensor:
+    def encode_documents(
+        self, texts: Sequence[str], *, batch_size: int = 256, quiet: bool = True
+    ) -> Tensor:
         """Return the vectors of many documents, as `encode_queries`."""
-        return self._encode(self.document_encoder or self.encoder, texts, batch_size)
+        return self._encode(self.document_encoder or self.encoder, texts, batch_size, quiet)
 
     def forward(self, queries: Sequence[str], documents: Sequence[str]) -> Tensor:
         """Return the score of every query with every document."""
@@ -166,19 +172,22 @@ class DualEncoder(PretrainedModel):
         return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
     @torch.no_grad()
-    def _encode(self, encoder: nn.Module, texts: Sequence[str], batch_size: int) -> Tensor:
+    def _encode(
+        self, encoder: nn.Module, texts: Sequence[str], batch_size: int, quiet: bool
+    ) -> Tensor:
         check_range(batch_size, "batch_size", low=1, integer=True)
         training = encoder.training
         encoder.eval()
+        # texts of one length together: less padding to encode; the longest first, so that the
+        # share that is done is never too good
+        order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+        parts: list[Tensor] = []
         try:
-            # texts of one length together: less padding to encode
-            order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-            parts = [
-                self._vectors(
-                    encoder, [texts[number] for number in order[begin : begin + batch_size]]
-                ).cpu()
-                for begin in range(0, len(texts), batch_size)
-            ]
+            with progress("encoding", len(texts), quiet=quiet or not texts) as bar:
+                for begin in range(0, len(texts), batch_size):
+                    chosen = [texts[number] for number in order[begin : begin + batch_size]]
+                    parts.append(self._vectors(encoder, chosen).cpu())
+                    bar.update(begin + len(chosen))
         finally:
             encoder.train(training)
         if not parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from gossamer.losses import (
 from gossamer.losses.streamed import StreamedLoss
 from gossamer.models import DualEncoder
 from gossamer.retrieval._pools import PoolBatches, TextBatch
+from gossamer.retrieval._run_settings import run_settings
 from gossamer.retrieval.collections import Collection
 from gossamer.retrieval.dense import search_top_k
 from gossamer.retrieval.training_rows import TrainingRows
@@ -205,7 +205,7 @@ def fit_retriever(
     if resume and folder is None:
         raise ConfigError("resume needs the folder of the run; got none. Give folder=DIR.")
     rows = TrainingRows.of(data)
-    miner = _Miner(model, rows, settings, folder)
+    miner = _Miner(model, rows, settings, folder, quiet)
     batches = PoolBatches(
         rows,
         negatives,
@@ -217,7 +217,7 @@ def fit_retriever(
     )
     if folder is not None:
         # what cannot be saved is found here, before hours of training
-        begun_with = _settings(settings, loss, negatives, model, rows)
+        begun_with = run_settings(settings, loss, negatives, model, rows)
         begin_folder(Path(folder), begun_with, resume=resume)
         if not resume:
             miner.forget()
@@ -241,6 +241,7 @@ def mine_negatives(
     *,
     top_k: int = 100,
     max_share: float | None = None,
+    quiet: bool = True,
 ) -> NDArray[np.int32]:
     """Return, for each row, the labels that the model ranks highest among the irrelevant ones.
 
@@ -250,6 +251,7 @@ def mine_negatives(
         top_k: Most labels for a row. Range: >= 1. Default 100.
         max_share: Leave out labels that score above this share of the row's lowest relevant score:
             they are likely to be relevant without being marked. Range: > 0. Default none left out.
+        quiet: Show no progress. Default true.
 
     Returns:
         Columns, the hardest first, -1 where there are fewer; shape `(rows, top_k)`, of the rows
@@ -272,8 +274,8 @@ def mine_negatives(
     if max_share is not None:
         check_range(max_share, "max_share", low=0.0, open_low=True)
     rows = TrainingRows.of(data)
-    queries = model.encode_queries(rows.texts).numpy()
-    documents = model.encode_documents(rows.label_texts).numpy()
+    queries = model.encode_queries(rows.texts, quiet=quiet).numpy()
+    documents = model.encode_documents(rows.label_texts, quiet=quiet).numpy()
     most = int(np.diff(rows.labels.indptr).max())
     scores, found = search_top_k(queries, documents, min(top_k + most, len(rows.label_texts)))
     mined = np.full((len(rows.texts), top_k), -1, dtype=np.int32)
@@ -328,7 +330,9 @@ class _Miner:
         rows: TrainingRows,
         config: RetrieverConfig,
         folder: str | os.PathLike[str] | None,
+        quiet: bool,
     ) -> None:
+        self.quiet = quiet
         self.model = model
         self.rows = rows
         self.every = config.mine_every
@@ -360,36 +364,8 @@ class _Miner:
                     f"{kept.shape[0]}. Begin the run again in another folder."
                 )
             return kept
-        mined = mine_negatives(self.model, self.rows, max_share=self.max_share)
+        mined = mine_negatives(self.model, self.rows, max_share=self.max_share, quiet=self.quiet)
         if path is not None:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, mined, allow_pickle=False)
         return mined
-
-
-def _settings(
-    config: RetrieverConfig, loss: Any, negatives: str, model: DualEncoder, rows: TrainingRows
-) -> str:
-    """Return what must be the same when a run is resumed, and tells one run from another."""
-    import tomli_w
-
-    name = loss if isinstance(loss, str) else _name_of(loss)
-    values = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
-    del values["device"]  # may change between the parts of a run
-    return tomli_w.dumps(
-        {
-            "loss": name,
-            "negatives": negatives,
-            "rows": f"{len(rows.texts)} rows, {len(rows.label_texts)} labels, "
-            f"checksum {rows.checksum():08x}",
-            "retriever": values,
-            "model": model.describe(),
-        }
-    )
-
-
-def _name_of(loss: Any) -> str:
-    """Return a loss as text: with its options, and without an address that changes."""
-    if isinstance(loss, nn.Module):
-        return repr(loss)
-    return str(getattr(loss, "__qualname__", type(loss).__name__))
