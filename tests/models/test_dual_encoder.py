@@ -157,6 +157,14 @@ def test_pooling(bert: Path) -> None:
     assert any(p.requires_grad for p in unit_encoder.parameters())
 
 
+def test_a_model_of_transformers_is_saved_and_loaded(bert: Path, tmp_path: Path) -> None:
+    encoder = TextEncoder(bert, pooling="cls").eval()
+    encoder.save_pretrained(tmp_path)
+    again = TextEncoder.from_pretrained(tmp_path, pooling="cls")
+    assert not again.training
+    torch.testing.assert_close(again(["red shoes"]), encoder(["red shoes"]))
+
+
 def test_no_more_tokens_than_the_model_has_positions(bert: Path) -> None:
     encoder = TextEncoder(bert, max_length=1000).eval()
     assert encoder.max_length == encoder.config["max_length"] == 32

@@ -140,6 +140,16 @@ class TextEncoder(nn.Module):
         self.model, self.tokenizer = _load(model_folder(folder))
         self.set_max_length(max_length)
 
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> TextEncoder:
+        """Load model and tokenizer as the constructor does, in evaluation mode.
+
+        Args:
+            folder: As there.
+            options: As there; `save_pretrained` does not keep them.
+        """
+        return cls(folder, **options).eval()
+
     def set_max_length(self, max_length: int) -> None:
         """Read at most so many tokens of a text from now on, and no more than the model can.
 
