@@ -46,6 +46,7 @@ def test_a_folder_is_ranked(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "2 queries, 5 documents ranked at layer 2" in out
     assert "1 documents cut at 60 tokens" in out
+    assert "next: gossamer evaluate first.trec runs/rank/run.trec --data data" in out
     found = read_run("runs/rank/run.trec")
     ranker = BlockRanker.from_pretrained("model", max_document_length=60)
     with pytest.warns(UserWarning, match="1 documents were longer"):
@@ -127,3 +128,8 @@ def test_a_folder_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     Path("model/config.json").unlink()
     assert run("data") == 2
     assert "must hold a causal language model" in capsys.readouterr().err
+    Path("model/config.json").write_text('{"model": "DualEncoder"}')
+    assert run("data") == 2
+    err = capsys.readouterr().err
+    assert "got 'DualEncoder'" in err
+    assert "gossamer retrieve" in err

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gossamer.cli import main
+from gossamer.cli._common import silence_loading
 from gossamer.retrieval import (
     BM25Index,
     fuse_runs,
@@ -84,7 +86,12 @@ def test_from_a_beir_folder_to_an_evaluated_run(
     assert "next: gossamer retrieve toy --model runs/train-retriever" in captured.out
     summary = json.loads(Path("runs/train-retriever/summary.json").read_text())
     assert summary["test"]["ndcg@10"] > 0.9  # by chance about .3
-    assert Path("runs/train-retriever/report.html").is_file()
+    page = Path("runs/train-retriever/report.md").read_text()
+    again = page.split("## Repeat it")[1]
+    for option in ("toy", "--dim 16", "--epochs 12", "--batch-size 16", "--lr 0.01"):
+        assert option in again
+    for usual in ("--loss", "--encoder", "--seed"):  # the defaults
+        assert usual not in again
     assert run("retrieve", "toy", "--model", "runs/train-retriever", "--top-k", "5") == 0
     out = capsys.readouterr().out
     assert "48 queries, 16 documents" in out
@@ -190,6 +197,43 @@ def test_a_run_that_is_complete_resumes_to_the_same_model(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
 
+def test_a_run_does_not_go_on_with_other_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beir(tmp_path / "toy")
+    options = (*OPTIONS, "--quiet", "--out", "run")
+    assert run("train-retriever", "toy", *options) == 0
+    queries = tmp_path / "toy" / "queries.jsonl"
+    queries.write_text(queries.read_text().replace("please", "thanks"))
+    assert run("train-retriever", "toy", *options, "--resume") == 2
+    assert "begun with other settings" in capsys.readouterr().err
+
+
+def test_the_next_command_of_a_folder_with_a_space_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beir(tmp_path / "my toy")
+    assert run("retrieve", "my toy", "--out", "a run", "--quiet") == 0
+    command = shlex.split(capsys.readouterr().out.split("next: gossamer ")[1])
+    assert run(*command, "--json") == 0
+
+
+def test_no_bar_of_transformers_is_drawn() -> None:
+    silence_loading()
+    logging = pytest.importorskip("transformers.utils.logging")
+    assert not logging.is_progress_bar_enabled()
+
+
+def test_options_have_no_second_form_that_means_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in ("retrieve", "serve"):
+        assert run(command, "--help") == 0
+        shown = capsys.readouterr().out
+        assert "--empty" not in shown
+        assert "[default: ()]" not in shown
+
+
 # --- bad input ---
 
 
@@ -216,6 +260,27 @@ def test_bad_input_is_one_line(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_an_id_that_no_run_can_hold_is_found_before_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = beir(tmp_path / "toy")
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write('\n{"_id": "two words", "text": "nothing that is asked for"}')
+    assert run("retrieve", "toy", "--quiet") == 2
+    assert "document id must be one word" in capsys.readouterr().err
+
+
+def test_a_folder_of_no_form_is_told_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "queries.jsonl").touch()
+    assert run("train-retriever", "empty") == 2
+    err = capsys.readouterr().err
+    for words in ("corpus.jsonl (BEIR)", "collection.tsv", "trn.txt", "it holds queries.jsonl"):
+        assert words in err
 
 
 def test_an_index_of_another_model_is_not_mixed(

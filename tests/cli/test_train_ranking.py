@@ -51,7 +51,8 @@ def test_it_leaves_a_run_folder_that_ranks(
     shown = capsys.readouterr().out
     assert "layer 1: precision at 1" in shown
     assert "the trained layer" in shown
-    assert "chance 0.250, 4 queries" in shown
+    assert "chance 0.250, 4 queries, none of them trained on" in shown
+    assert "next: gossamer rank DATA --run RUN --model run" in shown
     made = {path.name for path in Path("run").iterdir()}
     assert {"model.safetensors", "config.json", "report.html", "tokenizer.json"} <= made
     loaded = BlockRanker.from_pretrained("run")
@@ -67,6 +68,14 @@ def test_it_leaves_a_run_folder_that_ranks(
     assert json.loads(capsys.readouterr().out)["cells"] == summary["cells"]
     assert train(untrained, "--out", "run", "--resume", "--steps", "5", task=task) == 2
     assert "begun with other settings" in capsys.readouterr().err
+
+
+def test_held_out_rows_that_were_trained_on_are_counted(
+    untrained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(untrained, "--steps", "1", "--test", "rows.jsonl", "--out", "run") == 0
+    count = read_json("run/summary.json")["num_queries"]
+    assert f"{count} queries, {count} of them trained on" in capsys.readouterr().out
 
 
 def test_without_held_out_rows_the_page_shows_the_loss(untrained: str) -> None:

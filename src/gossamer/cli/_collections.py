@@ -21,6 +21,9 @@ __all__ = [
     "usual_split",
 ]
 
+_LABELLED = ("trn*", "tst*", "train*", "test*", "*_data.txt*", "Y.*.npz")
+"""What a multi-label folder holds at least one of."""
+
 
 def data_folder(path: Path) -> Path:
     """Return a folder, as it was given or below `GOSSAMER_DATA`.
@@ -70,6 +73,13 @@ def read_data(folder: Path, split: str | None) -> Collection | XmcData:
     if is_collection(folder):
         beir = any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))
         return read_beir(folder, split=split) if beir else read_msmarco(folder, split=str(split))
+    if not any(True for pattern in _LABELLED for _ in folder.glob(pattern)):
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise DataError(
+            f"{folder} must hold documents as corpus.jsonl (BEIR) or collection.tsv (MS MARCO), "
+            f"packed (.gz) or not, or rows with labels such as trn.txt or trn_X_Y.txt (XMC); it "
+            f"holds {there}. Check the path."
+        )
     check_choice(str(split), ("train", "test"), "split of a multi-label folder")
     return read_xmc(folder, split="train" if split == "train" else "test")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,18 +57,17 @@ def set_threads(common: Common) -> None:
         torch.set_num_threads(common.threads)
 
 
+def silence_loading() -> None:
+    """Keep transformers from drawing a bar for each file of weights, without loading it."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when it is loaded
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
+
+
 def data_folders(data: Path) -> list[Path]:
     """Return where a data set that a user named may lie: here, or in GOSSAMER_DATA."""
     outside = os.environ.get("GOSSAMER_DATA")
     return [data, Path(outside) / data] if outside else [data]
-
-
-def silence_loading() -> None:
-    """Keep transformers from drawing a bar for each file of weights."""
-    with contextlib.suppress(ImportError):
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def write_retriever_page(
     write_json(
         folder / "page.json",
         {
-            "title": f"Retriever trained on {data.name}",
+            "title": f"Retriever trained on {data}",
             "what": (
                 f"{summary['rows']} rows, {summary['labels']} documents or labels, negatives: "
                 f"{summary['negatives']}. The last step is kept: nothing was chosen by looking at "

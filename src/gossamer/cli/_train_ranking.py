@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.cli._common import Common, print_json, set_threads, silence_loading
 
 if TYPE_CHECKING:
-    from gossamer.retrieval import RankerFitConfig
+    from gossamer.retrieval import RankerFitConfig, RankingRow
 
 __all__ = ["is_ranking", "run_ranking"]
 
@@ -86,7 +86,12 @@ def run_ranking(
     cells = [] if report is None else report.rows()
     summary = _summary(values, cells, ranker.layer, time.perf_counter() - started)
     if report is not None:
-        summary |= {"chance": report.chance, "num_queries": report.num_queries}
+        known = {_content(row) for row in rows}
+        summary |= {
+            "chance": report.chance,
+            "num_queries": report.num_queries,
+            "num_trained_on": sum(_content(row) in known for row in held_out),
+        }
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", describe_environment())
     _write_inputs(folder, summary, title=f"Ranker trained on {table['path']}")
@@ -98,8 +103,13 @@ def run_ranking(
         mark = ", the trained layer" if cell["layer"] == ranker.layer else ""
         print(f"layer {cell['layer']}: precision at 1 {cell['precision_at_1']:.3f}{mark}")
     if report is not None:
-        print(f"chance {report.chance:.3f}, {report.num_queries} queries, none of them trained on")
-    print(f"page: {page.resolve()}\nnext: gossamer.retrieval.BlockRanker.from_pretrained({folder})")
+        trained_on = summary["num_trained_on"] or "none"
+        print(
+            f"chance {report.chance:.3f}, {report.num_queries} queries, {trained_on} of them "
+            "trained on"
+        )
+    following = f"gossamer rank DATA --run RUN --model {shlex.quote(str(folder))}"
+    print(f"page: {page.resolve()}\nnext: {following}")
 
 
 def _values(
@@ -136,6 +146,11 @@ def _values(
         if value is not None:
             values[key] = value
     return values
+
+
+def _content(row: RankingRow) -> tuple[str, frozenset[str]]:
+    """Return what makes a row the same as another, whatever its ids and its order."""
+    return row.query, frozenset(row.documents.values())
 
 
 def _settings(values: Mapping[str, Any], quiet: bool) -> RankerFitConfig:
@@ -199,13 +214,13 @@ def _write_inputs(folder: Path, summary: Mapping[str, Any], *, title: str) -> No
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         rows.append({"kind": "loss", **head, **json.loads(line)})
     write_table(rows, folder / "rows.csv")
-    columns = [{"name": "layer", "label": "Trained layer", "unit": "", "in_domain": True}]
+    columns = [{"name": "layer", "label": "Trained layer", "unit": "", "in_domain": False}]
     figures = [_LOSS_FIGURE]
     if summary["cells"]:
         share = "share of the queries"
         columns += [
-            {"name": "precision", "label": "Precision at 1", "unit": share, "in_domain": True},
-            {"name": "best", "label": "of the best layer", "unit": share, "in_domain": True},
+            {"name": "precision", "label": "Precision at 1", "unit": share, "in_domain": False},
+            {"name": "best", "label": "of the best layer", "unit": share, "in_domain": False},
         ]
         figures = [_LAYER_FIGURE, _LOSS_FIGURE]
     write_json(

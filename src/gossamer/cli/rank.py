@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -143,7 +144,10 @@ def run(
         print_json(summary)
     else:
         _show(summary)
-        print(f"written: {out.resolve()}")
+        print(f"written: {(out / 'run.trec').resolve()}")
+        if data is not None:
+            runs = [str(run), str(out / "run.trec")]
+            print("next: " + shlex.join(["gossamer", "evaluate", *runs, "--data", str(data)]))
 
 
 def _files(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from gossamer._version import __version__
 from gossamer.cli._common import COMMON, Common, print_json, set_threads, silence_loading
@@ -18,7 +21,7 @@ __all__ = ["run"]
 def run(
     data: Path,
     *,
-    model: list[str] | None = None,
+    model: Annotated[list[str] | None, Parameter(negative="")] = None,
     split: str | None = None,
     top_k: int = 100,
     index: Path | None = None,
@@ -73,6 +76,7 @@ def run(
     folder = data_folder(data)
     read = read_data(folder, split or usual_split(folder))
     collection, hidden = searchable(read), hidden_pairs(read)
+    _check_ids(collection)
     wanted = top_k + max(map(len, hidden.values()), default=0)
     out = choose_folder("runs/retrieve", common.out)
     runs: dict[str, Any] = {}
@@ -116,7 +120,21 @@ def run(
         f"written: {files[0].resolve()}"
     )
     if collection.qrels:
-        print(f"next: gossamer evaluate {files[0]} --qrels {out / 'qrels.trec'}")
+        words = ["gossamer", "evaluate", str(files[0]), "--qrels", str(out / "qrels.trec")]
+        print("next: " + shlex.join(words))
+
+
+def _check_ids(collection: Any) -> None:
+    """Find ids that no run can hold before hours of encoding, not behind them."""
+    from gossamer.errors import DataError
+
+    for kind, names in (("document", collection.corpus), ("query", collection.queries)):
+        wrong = next((name for name in names if name.split() != [name]), None)
+        if wrong is not None:
+            raise DataError(
+                f"{kind} id must be one word, without white space, in a TREC file; got {wrong!r}. "
+                "Replace the spaces."
+            )
 
 
 def _bm25(corpus: Mapping[str, str], queries: Mapping[str, str], top_k: int) -> Any:

@@ -27,7 +27,7 @@ _GRACE = 5  # seconds for a connection to close, beyond --timeout
 
 def run(
     *,
-    model: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    model: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     index: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,8 @@ def run(
         return
     if measured:
         print("test: " + ", ".join(f"{name} {value:.4f}" for name, value in measured.items()))
-    print(f"page: {page.resolve()}\nnext: gossamer retrieve {data} --model {out}")
+    following = shlex.join(["gossamer", "retrieve", str(data), "--model", str(out)])
+    print(f"page: {page.resolve()}\nnext: {following}")
 
 
 _PRETRAINED: dict[str, Any] = {"epochs": 3, "batch_size": 64, "lr": 5e-5, "chunk_size": 64}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def label_matrix(labels: Any, shape: tuple[int, int], device: torch.device) -> T
         matrix = torch.zeros(shape, device=device)
         matrix[pairs.rows, pairs.columns] = pairs.weights
         return matrix
-    return _checked(torch.as_tensor(labels, device=device), shape)
+    return _checked(_dense(labels, device), shape)
 
 
 def label_pairs(labels: Any, shape: tuple[int, int], device: torch.device) -> Pairs:
@@ -89,7 +90,7 @@ def label_pairs(labels: Any, shape: tuple[int, int], device: torch.device) -> Pa
         rows, columns = _from_lists(labels, shape, device)
         weights = torch.ones(len(rows), device=device)
     else:
-        dense = torch.as_tensor(labels, device=device)
+        dense = _dense(labels, device)
         _check_shape(tuple(dense.shape), shape)
         rows, columns = dense.nonzero().T
         weights = dense[rows, columns]
@@ -111,6 +112,16 @@ def _is_matrix(labels: Sequence[Any]) -> bool:
     """Whether a list holds rows of truth values or floats, which are no indices."""
     first: Sequence[Any] = next((row for row in labels if hasattr(row, "__len__") and len(row)), ())
     return len(first) > 0 and isinstance(first[0], (bool, float))
+
+
+def _dense(labels: Any, device: torch.device) -> Tensor:
+    try:
+        return torch.as_tensor(labels, device=device)
+    except (RuntimeError, TypeError, ValueError):
+        raise DataError(
+            f"labels must be a matrix of numbers or lists of indices; got {type(labels).__name__}. "
+            "Write [[3], [0, 7]], or give an array with a row for each input."
+        ) from None
 
 
 def _checked(matrix: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -153,7 +164,13 @@ def _from_lists(
                 f"labels must hold a list of indices for each row; got {row!r} for row {number}. "
                 "Write [[3], [0, 7]], also where a row has one label."
             )
-        indices = [int(index) for index in row]
+        try:
+            indices = [operator.index(index) for index in row]
+        except TypeError:
+            raise DataError(
+                f"labels must be lists of indices; got {row!r} for row {number}. Give the column "
+                "of each relevant label, as an integer."
+            ) from None
         for index in indices:
             if not 0 <= index < shape[1]:
                 raise DataError(

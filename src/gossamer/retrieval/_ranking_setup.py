@@ -11,6 +11,7 @@ import torch
 
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, DataError, MissingDependencyError
+from gossamer.files import read_json
 from gossamer.models import model_folder
 from gossamer.retrieval._ranker_model import check_servable, num_layers, unwrapped
 from gossamer.retrieval._ranking_prompt import RankingTemplate
@@ -69,6 +70,13 @@ def _existing(named: str | os.PathLike[str]) -> Path:
         raise DataError(
             f"{folder} must hold a causal language model of transformers with config.json; it does "
             "not. Give the folder of a model on this machine, or packaged:smollm2."
+        )
+    config = read_json(folder / "config.json", "Copy all files of the model.")
+    if "model_type" not in config:
+        raise DataError(
+            f"{folder} must hold a causal language model of transformers; got "
+            f"{config.get('model', 'a config.json without model_type')!r}. Give another folder, or "
+            "packaged:smollm2; a retriever searches: gossamer retrieve DATA --model FOLDER."
         )
     return folder
 
