@@ -278,6 +278,8 @@ def test_models_that_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     small = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
     with pytest.raises(UnsupportedError, match="must be a causal decoder"):
         fit_ranker(BertModel(small), tokenizer(), rows(), config=FIT)
+    with pytest.raises(UnsupportedError, match=r"got the name 'my-model'. Load it"):
+        fit_ranker("my-model", tokenizer(), rows(), config=FIT)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UnsupportedError, match="WORLD_SIZE = 2"):
         fit_ranker(model(), tokenizer(), rows(), config=FIT)

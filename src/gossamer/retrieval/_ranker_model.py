@@ -7,6 +7,7 @@ attention, its configuration and its layers whatever happens during a call.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +48,11 @@ def check_servable(model: Any) -> None:
     Raises:
         UnsupportedError: If it is none; the message names the model, its type and what works.
     """
+    if isinstance(model, (str, os.PathLike)):
+        raise UnsupportedError(
+            f"model must be a loaded language model; got the name {str(model)!r}. Load it with "
+            "AutoModelForCausalLM, or rank with BlockRanker.from_pretrained(FOLDER)."
+        )
     config = getattr(unwrapped(model), "config", None)
     kind = getattr(config, "model_type", None)
     if kind in _KINDS:

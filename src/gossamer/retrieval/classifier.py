@@ -263,6 +263,7 @@ class DualEncoderClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _ranked(self, texts: Any, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return cosines and columns of the k nearest labels."""
+        check_range(k, "k", low=1, integer=True)
         queries = self.model_.encode_queries(_texts(texts, "texts"))
         return search_top_k(queries.numpy(), self.label_vectors_.numpy(), k)
 
