@@ -89,7 +89,7 @@ def test_probabilities_and_nearest_labels(fitted: DualEncoderClassifier) -> None
     assert (np.diff(scores, axis=1) <= 0).all()
     np.testing.assert_array_equal(found[:, 0], fitted.classes_[p.argmax(1)])
     assert np.abs(scores).max() <= 1 + 1e-6
-    with pytest.raises(ConfigError, match="^k must be >= 1; got 0"):
+    with pytest.raises(ConfigError, match=r"^k must be >= 1; got 0"):
         fitted.top_k(texts, 0)
 
 

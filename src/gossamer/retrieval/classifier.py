@@ -201,6 +201,9 @@ class DualEncoderClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         Returns:
             Two arrays `(n, k)`.
+
+        Raises:
+            ConfigError: If k is below 1.
         """
         check_is_fitted(self)
         scores, columns = self._ranked(texts, k)
