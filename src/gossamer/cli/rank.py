@@ -54,7 +54,7 @@ def run(
     """Rank the best documents of a first-stage run anew with a language model.
 
     No document is lost: those beyond --top-k follow in their first order. The model has to be
-    trained for it; one that is not ranks at random.
+    trained for it; the order of one that is not means nothing.
 
     Example: gossamer rank cranfield --run bm25.trec --model packaged:smollm2 --top-k 20
 
