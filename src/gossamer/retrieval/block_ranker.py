@@ -44,8 +44,8 @@ class BlockRanker(ListRanker):
     run. The cost grows linearly with the number of documents. Scores compare documents of one
     list, not of two.
 
-    The model has to be trained for it (`fit_ranker`): the order of one that is not means nothing. All
-    engines give one result to rounding. `"three_pass"` reads instruction, documents in portions
+    The model has to be trained for it (`fit_ranker`): the order of one that is not means nothing.
+    All engines give one result to rounding. `"three_pass"` reads instruction, documents in portions
     and question one after another, in bounded memory; `"mask4d"` is the plain form to check by;
     `"block"` runs the whole prompt at once. The caller's model keeps its own attention, also when
     a call fails.
