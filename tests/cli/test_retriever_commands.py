@@ -174,9 +174,12 @@ def test_words_and_vectors_are_fused_and_an_index_grows(
     assert len({path.name for path in Path("vectors").glob("*.npy")} - before) == 1
 
 
-def test_queries_without_judgements_are_searched(tmp_path: Path) -> None:
+def test_queries_without_judgements_are_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     beir(tmp_path / "toy", splits=())
-    assert run("retrieve", "toy", "--quiet") == 0
+    assert run("retrieve", "toy", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["queries"] == 1  # and nothing else
     assert read_run("runs/retrieve/run.trec").keys() == {"q"}
     assert not Path("runs/retrieve/qrels.trec").exists()
 
@@ -249,6 +252,9 @@ def test_options_have_no_second_form_that_means_nothing(
         (["retrieve", "toy", "--model", "missing"], "config.json"),
         (["train-retriever", "toy", "--loss", "in_batch", "--negatives", "all"], "in_batch"),
         (["train-retriever", "toy", "--encoder", "missing"], "config.json"),
+        (["train-retriever", "toy", "--encoder", "x", "--dim", "8"], "--dim belongs to --encoder"),
+        (["train-retriever", "toy", "--num-negatives", "2"], "belongs to --negatives mined"),
+        (["train-retriever", "toy", "--dim", "0"], "dim"),
         (["train-retriever", "toy", "--temperature", "0"], "temperature"),
     ],
 )

@@ -225,6 +225,12 @@ def test_a_dual_encoder_of_bags_is_saved_and_loaded(tmp_path: Path, towers: int)
     assert (again.document_encoder is None) == (towers == 1)
 
 
+def test_one_encoder_given_twice_is_one_tower(tmp_path: Path) -> None:
+    bag = BagEncoder(6)
+    DualEncoder(bag, document_encoder=bag).save_pretrained(tmp_path)
+    assert DualEncoder.from_pretrained(tmp_path).document_encoder is None
+
+
 def test_an_encoder_of_another_class_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="BagEncoder, TextEncoder; got Linear"):
         DualEncoder(nn.Linear(1, 1)).save_pretrained(tmp_path)

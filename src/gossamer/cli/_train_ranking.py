@@ -82,7 +82,7 @@ def run_ranking(
     started = time.perf_counter()
     settings = dataclasses.replace(settings, folder=folder)
     ranker = fit_ranker(model, tokenizer, rows, **losses, config=settings, resume=resume)
-    report = select_layer(ranker, held_out) if held_out else None
+    report = select_layer(ranker, held_out, quiet=common.quiet) if held_out else None
     cells = [] if report is None else report.rows()
     summary = _summary(values, cells, ranker.layer, time.perf_counter() - started)
     if report is not None:

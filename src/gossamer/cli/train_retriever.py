@@ -33,7 +33,7 @@ def run(
     negatives: Literal["all", "in_batch", "mined"] | None = None,
     towers: Literal["one", "two"] = "one",
     split: str = "train",
-    dim: int = 96,
+    dim: int | None = None,
     temperature: float = 0.05,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -61,7 +61,7 @@ def run(
             of its own batch, or these and hard ones (mined, default beyond).
         towers: One encoder for both sides, or two that start alike.
         split: Which judgements or rows to train on.
-        dim: Width of the bag's vectors.
+        dim: Width of the bag's vectors. Default 96.
         temperature: Divides the cosines.
         epochs: Passes over the rows. Default 6 for a bag, 3 for a pre-trained encoder.
         batch_size: Rows for each step. Default 512 for a bag, 64 for a pre-trained encoder.
@@ -96,7 +96,9 @@ def run(
     rows = TrainingRows.of(read_data(folder, split))
     chosen = negatives or ("in_batch" if loss == "in_batch" else _default(rows))
     set_threads(common)
-    model = _model(encoder, towers, dim, config.seed)
+    _check_used("--dim", dim, used=encoder == "bag", where="--encoder bag")
+    _check_used("--num-negatives", num_negatives, used=chosen == "mined", where="--negatives mined")
+    model = _model(encoder, towers, 96 if dim is None else dim, config.seed)
     out = choose_folder("runs/train-retriever", common.out, resume=resume)
     if not common.quiet:
         print(_describe(rows, chosen, config), file=sys.stderr)
@@ -139,6 +141,14 @@ def run(
 
 
 _PRETRAINED: dict[str, Any] = {"epochs": 3, "batch_size": 64, "lr": 5e-5, "chunk_size": 64}
+
+
+def _check_used(name: str, value: int | None, *, used: bool, where: str) -> None:
+    """Refuse an option that would change nothing."""
+    from gossamer.errors import ConfigError
+
+    if value is not None and not used:
+        raise ConfigError(f"{name} belongs to {where}; got {value}. Leave it out.")
 
 
 def _repeated(data: Path, options: Mapping[str, Any]) -> list[str]:

@@ -61,7 +61,8 @@ class DualEncoder(PretrainedModel):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.document_encoder = document_encoder
+        # one module under two names could not be saved
+        self.document_encoder = None if document_encoder is encoder else document_encoder
         self.normalize = normalize
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:

@@ -17,6 +17,7 @@ from gossamer.checks import check_range
 from gossamer.errors import DataError, UnsupportedError
 from gossamer.files import read_json, write_json
 from gossamer.losses import BlockRankingLoss
+from gossamer.progress import progress
 from gossamer.retrieval import _ranker_training as parts
 from gossamer.retrieval._ranker_model import check_servable, num_layers
 from gossamer.retrieval._ranking_prompt import RankingTemplate, query_offset_of
@@ -242,7 +243,9 @@ class LayerReport:
         return dataclasses.asdict(self)
 
 
-def select_layer(ranker: BlockRanker, rows: Iterable[RankingRow]) -> LayerReport:
+def select_layer(
+    ranker: BlockRanker, rows: Iterable[RankingRow], *, quiet: bool = True
+) -> LayerReport:
     """Measure how often each layer's attention puts a relevant document first.
 
     One pass through all layers for each query. Use queries that were not trained on: the choice
@@ -251,6 +254,7 @@ def select_layer(ranker: BlockRanker, rows: Iterable[RankingRow]) -> LayerReport
     Args:
         ranker: With the model, its prompt and its positions; its own layer plays no part.
         rows: Queries with candidates and answers.
+        quiet: Show no progress. Default true.
 
     Raises:
         DataError: If there are no rows, or an answer is not among the candidates.
@@ -267,10 +271,15 @@ def select_layer(ranker: BlockRanker, rows: Iterable[RankingRow]) -> LayerReport
     was = model.training
     model.eval()
     try:
-        with parts.block_attention_in(model), torch.inference_mode():
-            for row in checked:
+        with (
+            parts.block_attention_in(model),
+            torch.inference_mode(),
+            progress("layers", len(checked), quiet=quiet) as bar,
+        ):
+            for number, row in enumerate(checked, start=1):
                 found = _layer_hits(model, ranker.template, row)
                 hits = found if not len(hits) else hits + found
+                bar.update(number, f"{number} of {len(checked)} queries")
     finally:
         model.train(was)
     accuracy = tuple((hits / len(checked)).tolist())

@@ -83,8 +83,8 @@ class TrainingRows:
         missing = "texts" if data.texts is None else "label_texts"
         if data.texts is None or data.label_texts is None:
             raise DataError(
-                f"data must hold texts of rows and of labels to train on; got no {missing}. Put "
-                "raw/trn_X.txt and raw/Y.txt beside the matrices, or fill in XmcData."
+                f"data must hold texts of rows and of labels; got no {missing}. Put raw/trn_X.txt, "
+                "raw/tst_X.txt and raw/Y.txt beside the matrices, or fill in XmcData."
             )
         return _without_empty(data.texts, data.label_texts, data.labels)
 
