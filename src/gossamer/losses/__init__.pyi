@@ -10,3 +10,7 @@ from .soft_top_k import SoftTopKLoss as SoftTopKLoss
 from .soft_top_k import soft_top_k as soft_top_k
 from .streamed import sharded_loss as sharded_loss
 from .streaming import streamed_logsumexp as streamed_logsumexp
+from .transition import SymmetricNoise as SymmetricNoise
+from .transition import estimate_transition as estimate_transition
+from .transition import inject_noise as inject_noise
+from .transition import pair_noise as pair_noise

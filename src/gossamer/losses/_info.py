@@ -37,4 +37,27 @@ METHODS = (
             "about k e^10)",
         ),
     ),
+    MethodInfo(
+        name="label-noise",
+        theme="losses",
+        title="Label smoothing and loss correction for labels that are partly wrong",
+        paper=Paper(
+            "Lukasik et al.",
+            "Does label smoothing mitigate label noise?",
+            2020,
+            "ICML",
+            "2003.02819",
+        ),
+        symbols=(
+            "SymmetricNoise",
+            "estimate_transition",
+            "inject_noise",
+            "pair_noise",
+        ),
+        recipes=(),
+        status="partial",
+        deviations=(
+            "anchors are the row at the percentile (the code of Patrini et al.: the next below it)",
+        ),
+    ),
 )
