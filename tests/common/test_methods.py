@@ -17,6 +17,7 @@ from torch import nn
 
 import gossamer
 from gossamer.layers import SparkFeedForward
+from gossamer.losses import SymmetricNoise
 from gossamer.models import BagEncoder
 from gossamer.recipes import build_config, find_recipe, list_recipes
 from gossamer.registry import MethodInfo, get_method, list_methods
@@ -47,6 +48,9 @@ BUILD = {
     "attention.ShawAttention": {"max_distance": 2},
     "attention.StatisticalTopK": {"k": 2},
     "losses.SoftTopKLoss": {"k": 1},
+    "losses.SmearedLoss": {"matrix": [[0.9, 0.1], [0.2, 0.8]]},
+    "losses.ForwardCorrectionLoss": {"transition": SymmetricNoise(2, 0.2)},
+    "losses.BackwardCorrectionLoss": {"transition": [[0.9, 0.1], [0.2, 0.8]]},
     "layers.PackedSparkFeedForward": {"module": SparkFeedForward(8, 8, k=2)},
     "attention.SparseAttention": {"patterns": [{"kind": "full", "length": 1}]},
     "attention.TopKAttention": {"num_keys": 2},
@@ -182,6 +186,8 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         return torch.cat([r.flatten().float() for r in (*results, *turned) if r is not None])
     if package == "models" and "tokens" in inspect.signature(module.forward).parameters:
         return module(ids)
+    if package == "losses" and hasattr(module, "of_rows"):  # one class for each row
+        return module(torch.ones(1, 2, dtype=dtype), [0])
     if package == "losses":
         pairs = "InBatch" in type(module).__name__
         return module(torch.ones(1, 1 if pairs else 2, dtype=dtype), [[0]])

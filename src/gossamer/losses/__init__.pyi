@@ -5,7 +5,13 @@ from .multilabel import CoupledSoftmaxLoss as CoupledSoftmaxLoss
 from .multilabel import DecoupledSoftmaxLoss as DecoupledSoftmaxLoss
 from .multilabel import InBatchSoftmaxLoss as InBatchSoftmaxLoss
 from .multilabel import SummedSoftmaxLoss as SummedSoftmaxLoss
+from .noise import BackwardCorrectionLoss as BackwardCorrectionLoss
+from .noise import ForwardCorrectionLoss as ForwardCorrectionLoss
 from .ranking import BlockRankingLoss as BlockRankingLoss
+from .robust import GeneralizedCrossEntropyLoss as GeneralizedCrossEntropyLoss
+from .robust import SymmetricCrossEntropyLoss as SymmetricCrossEntropyLoss
+from .smoothing import LabelSmoothingLoss as LabelSmoothingLoss
+from .smoothing import SmearedLoss as SmearedLoss
 from .soft_top_k import SoftTopKLoss as SoftTopKLoss
 from .soft_top_k import soft_top_k as soft_top_k
 from .streamed import sharded_loss as sharded_loss

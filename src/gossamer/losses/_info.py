@@ -49,6 +49,12 @@ METHODS = (
             "2003.02819",
         ),
         symbols=(
+            "BackwardCorrectionLoss",
+            "ForwardCorrectionLoss",
+            "GeneralizedCrossEntropyLoss",
+            "LabelSmoothingLoss",
+            "SmearedLoss",
+            "SymmetricCrossEntropyLoss",
             "SymmetricNoise",
             "estimate_transition",
             "inject_noise",
@@ -57,6 +63,9 @@ METHODS = (
         recipes=(),
         status="partial",
         deviations=(
+            "class weights count for whole rows (the framework's smoothing weighs every class "
+            'term; here `weight_mode="class"`)',
+            "what falls on a class with a logit of -inf is spread over the others",
             "anchors are the row at the percentile (the code of Patrini et al.: the next below it)",
         ),
     ),

@@ -248,7 +248,8 @@ def estimate_transition(
 def _anchors(p: NDArray[Any], percentile: float) -> NDArray[Any]:
     order = p.argsort(axis=0, kind="stable")
     rows = order[round((len(p) - 1) * percentile / 100)]
-    return p[rows] / p[rows].sum(1, keepdims=True)
+    found: NDArray[Any] = p[rows] / p[rows].sum(1, keepdims=True)
+    return found
 
 
 def _confident(p: NDArray[Any], y: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
@@ -263,7 +264,9 @@ def _confident(p: NDArray[Any], y: NDArray[Any], counts: NDArray[Any]) -> NDArra
     # one count on the diagonal keeps a class that nothing is sure of
     np.fill_diagonal(joint, np.maximum(joint.diagonal(), 1.0))
     joint *= (counts / joint.sum(1))[:, None]
-    return np.divide(joint.T, joint.sum(0)[:, None], np.eye(size), where=present[:, None])
+    found: NDArray[Any] = np.eye(size)
+    np.divide(joint.T, joint.sum(0)[:, None], found, where=present[:, None])
+    return found
 
 
 def check_square(matrix: Any, name: str) -> Tensor:
