@@ -19,6 +19,7 @@ from gossamer.losses import (
     SmearedLoss,
     SymmetricCrossEntropyLoss,
     SymmetricNoise,
+    _classes,
 )
 
 HAND = torch.tensor([[2.0, 0.0, -1.0]], dtype=torch.float64)
@@ -109,8 +110,12 @@ LOSSES = [
 ]
 
 
+@pytest.mark.parametrize("numbers", [1, 10_000])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: type(f).__name__)
-def test_gradients_and_kinds_of_labels(loss: torch.nn.Module) -> None:
+def test_gradients_and_kinds_of_labels(
+    loss: torch.nn.Module, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_classes, "_CHUNK_NUMBERS", numbers)
     logits, labels = example(4)
     one_hot = F.one_hot(labels, 5).double()
     torch.testing.assert_close(loss(logits, labels), loss(logits, one_hot))

@@ -133,7 +133,9 @@ def test_chunks_change_nothing(numbers: int, monkeypatch: pytest.MonkeyPatch) ->
             assert float(loss(x, target)) == pytest.approx(float(naive))
 
 
-def test_gradients_of_both_orders() -> None:
+@pytest.mark.parametrize("numbers", [1, 10_000])
+def test_gradients_of_both_orders(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_classes, "_CHUNK_NUMBERS", numbers)
     logits, labels = example(3, 4)
     labels[1] = -100
     matrix = torch.randn(4, 4, dtype=torch.float64)
@@ -148,7 +150,9 @@ def test_gradients_of_both_orders() -> None:
     torch.testing.assert_close(grad, -0.7 * logits.log_softmax(1))  # soft labels may be learned
 
 
-def test_ignored_rows_count_nowhere() -> None:
+@pytest.mark.parametrize("numbers", [1, 10_000])
+def test_ignored_rows_count_nowhere(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_classes, "_CHUNK_NUMBERS", numbers)
     logits, labels = example()
     kept = torch.tensor([0, 2, 3, 5])
     dirty = logits.clone()
@@ -192,8 +196,12 @@ def test_masked_classes_take_no_part() -> None:
     assert float(LabelSmoothingLoss(0.1)(masked, labels + 2).max()) == INF  # a masked label
 
 
+@pytest.mark.parametrize("numbers", [1, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_is_computed_in_float32(
+    dtype: torch.dtype, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_classes, "_CHUNK_NUMBERS", numbers)
     logits = torch.tensor([[100.0, -100.0, 0.0], [-100.0, 100.0, 99.0]], dtype=dtype)
     logits.requires_grad_()
     labels = torch.tensor([1, 0])

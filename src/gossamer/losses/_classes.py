@@ -153,7 +153,9 @@ class ClassLoss(nn.Module):
         def of(part: Tensor, labels: Tensor) -> Tensor:
             return self.of_logits(part if part.dtype == torch.float64 else part.float(), labels)
 
-        if targets.requires_grad:
+        if targets.requires_grad or rows.numel() <= _numbers(rows):
+            if kept is not None:  # whatever an ignored row holds
+                rows = torch.where(kept[:, None], rows, 0.0)
             values = of(rows, targets)
         else:
             values = _InChunks.apply(rows, targets, kept, of)  # type: ignore[no-untyped-call]
@@ -181,7 +183,7 @@ class ClassLoss(nn.Module):
 
 
 class _InChunks(torch.autograd.Function):
-    """A loss of rows, some rows at a time, with the gradient of each chunk while it is in cache.
+    """A loss of many rows, chunk by chunk, with the gradient of each while it is in the cache.
 
     Beside the gradient nothing of the size of the logits is built, also for half precision, which
     becomes float32 in chunks.
@@ -226,11 +228,15 @@ def _with_gradient(rows: Tensor, labels: Tensor, of: RowLoss) -> tuple[Tensor, T
 
 
 def _chunks(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield some rows at a time of tensors with the same rows; once if there are none."""
-    numbers = _CHUNK_NUMBERS if rows.device.type == "cpu" else _DEVICE_CHUNK_NUMBERS
-    size = max(1, numbers // max(1, rows.shape[1]))
-    for begin in range(0, max(1, len(rows)), size):
+    """Yield some rows at a time of tensors with the same rows."""
+    size = max(1, _numbers(rows) // rows.shape[1])
+    for begin in range(0, len(rows), size):
         yield tuple(tensor[begin : begin + size] for tensor in (rows, *others))
+
+
+def _numbers(rows: Tensor) -> int:
+    """Return the size of a chunk."""
+    return _CHUNK_NUMBERS if rows.device.type == "cpu" else _DEVICE_CHUNK_NUMBERS
 
 
 def pick(values: Tensor, labels: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ METHODS = (
             "inject_noise",
             "pair_noise",
         ),
-        recipes=(),
-        status="partial",
+        recipes=("label-noise",),
+        status="checked",
         deviations=(
             "class weights count for whole rows (the framework's smoothing weighs every class "
             'term; here `weight_mode="class"`)',

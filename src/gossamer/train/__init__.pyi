@@ -5,6 +5,7 @@ from .devices import check_device as check_device
 from .devices import pick_device as pick_device
 from .evaluation import GridResult as GridResult
 from .evaluation import evaluate_task as evaluate_task
+from .hf_trainer import as_trainer_loss as as_trainer_loss
 from .job import TrainJob as TrainJob
 from .job import load_run as load_run
 from .job import train_task as train_task

@@ -1,0 +1,267 @@
+"""What the recipe on label noise trains: one small network for each loss, students of some."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gossamer.errors import DataError
+from gossamer.losses import (
+    BackwardCorrectionLoss,
+    ForwardCorrectionLoss,
+    GeneralizedCrossEntropyLoss,
+    LabelSmoothingLoss,
+    SymmetricCrossEntropyLoss,
+    SymmetricNoise,
+    estimate_transition,
+    inject_noise,
+)
+from gossamer.recipes._outside import outside_data
+
+if TYPE_CHECKING:
+    from gossamer.recipes.label_noise import Config
+
+__all__ = [
+    "Data",
+    "Fitted",
+    "calibration_error",
+    "fit",
+    "load",
+    "measure",
+    "student",
+]
+
+CLASSES = 10
+FOLDS = 2
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows of training, with true and noisy labels, and of the clean test."""
+
+    x: Tensor
+    true: Tensor
+    labels: Tensor
+    flipped: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a network says of the rows of training and test."""
+
+    train: Tensor
+    test: Tensor
+
+
+@cache
+def load(name: str, rate: float, seed: int) -> Data:
+    """Return the data with labels of training replaced at random.
+
+    Raises:
+        DataError: If the files are not there.
+    """
+    if name == "digits":
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        x, y = load_digits(return_X_y=True)
+        parts = train_test_split(x / 16, y, test_size=0.4, stratify=y, random_state=seed)
+        x_train, x_test, y_train, y_test = parts
+    else:
+        x, y = read_idx(outside_data(name))
+        half = len(x) // 2
+        x_train, x_test, y_train, y_test = x[:half], x[half:], y[:half], y[half:]
+    true = torch.as_tensor(y_train, dtype=torch.long)
+    noise = SymmetricNoise(CLASSES, rate)
+    labels, flipped = inject_noise(true, noise, random_state=seed)
+    as_floats = [torch.as_tensor(v, dtype=torch.float32) for v in (x_train, x_test)]
+    return Data(as_floats[0], true, labels, flipped, as_floats[1], torch.as_tensor(y_test).long())
+
+
+def read_idx(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return images as rows between 0 and 1, and labels, from the files of MNIST.
+
+    Raises:
+        DataError: If a file is missing or no such file.
+    """
+    found = []
+    for stem, magic, header in (("images-idx3", 2051, 16), ("labels-idx1", 2049, 8)):
+        path = folder / f"t10k-{stem}-ubyte.gz"
+        if not path.is_file():
+            raise DataError(f"{folder} must hold {path.name}; got no such file. Put it there.")
+        content = gzip.decompress(path.read_bytes())
+        if int.from_bytes(content[:4], "big") != magic:
+            raise DataError(f"{path} must be an IDX file with the number {magic}. Get it again.")
+        count = int.from_bytes(content[4:8], "big")
+        found.append(np.frombuffer(content, np.uint8, offset=header).reshape(count, -1))
+    return found[0] / 255.0, found[1][:, 0].astype(np.int64)
+
+
+def loss_of(kind: str, alpha: float, data: Data, config: Config, seed: int) -> nn.Module:
+    """Return the loss of one arm."""
+    noise = SymmetricNoise.from_alpha(CLASSES, alpha)
+    if kind == "estimated":
+        return ForwardCorrectionLoss(estimated(data, config, seed))
+    kinds: dict[str, Any] = {
+        "cross_entropy": lambda: LabelSmoothingLoss(0.0),
+        "smoothing": lambda: LabelSmoothingLoss(alpha),
+        "forward": lambda: ForwardCorrectionLoss(noise),
+        "backward": lambda: BackwardCorrectionLoss(noise),
+        "generalized": GeneralizedCrossEntropyLoss,
+        "symmetric": SymmetricCrossEntropyLoss,
+    }
+    loss: nn.Module = kinds[kind]()
+    return loss
+
+
+def estimated(data: Data, config: Config, seed: int) -> Tensor:
+    """Return the transition matrix estimated from out-of-fold predictions."""
+    generator = torch.Generator().manual_seed(seed)
+    folds = torch.randperm(len(data.x), generator=generator).chunk(FOLDS)
+    probabilities = torch.empty(len(data.x), CLASSES)
+    for fold in folds:
+        rest = torch.ones(len(data.x), dtype=torch.bool)
+        rest[fold] = False
+        x, labels = data.x[rest], data.labels[rest]
+        network = train(x, labels, LabelSmoothingLoss(0.0), config, seed)
+        with torch.no_grad():
+            probabilities[fold] = network(data.x[fold]).softmax(1)
+    return estimate_transition(probabilities, data.labels, method="confident")
+
+
+@cache
+def fit(
+    config: Config, seed: int, kind: str, alpha: float = 0.0, rate: float | None = None
+) -> Fitted:
+    """Train a network with a loss on the noisy labels.
+
+    Args:
+        config: Of the recipe.
+        seed: Of data, noise, network and batches.
+        kind: Name of the loss; `"weight_decay"` and `"early_stopping"` are cross-entropy with them.
+        alpha: Of the loss.
+        rate: Of the noise, if another than that of the recipe.
+    """
+    data = load(config.data, config.rate if rate is None else rate, seed)
+    if kind == "early_stopping":
+        clean = max(1, round(config.clean_share * len(data.x)))
+        loss, held = LabelSmoothingLoss(0.0), (data.x[:clean], data.true[:clean])
+        network = train(data.x[clean:], data.labels[clean:], loss, config, seed, held=held)
+    elif kind == "weight_decay":
+        decay = config.weight_decay
+        network = train(data.x, data.labels, LabelSmoothingLoss(0.0), config, seed, decay=decay)
+    else:
+        network = train(data.x, data.labels, loss_of(kind, alpha, data, config, seed), config, seed)
+    return _outputs(network, data)
+
+
+@cache
+def student(config: Config, seed: int, kind: str, alpha: float = 0.0) -> Fitted:
+    """Train a student on the probabilities of a teacher alone; no label is seen."""
+    data = load(config.data, config.rate, seed)
+    soft = (fit(config, seed, kind, alpha).train / config.temperature).softmax(1)
+    loss = Distillation(config.temperature)
+    return _outputs(train(data.x, soft, loss, config, 1000 + seed), data)
+
+
+class Distillation(nn.Module):
+    """Cross-entropy of a student with a teacher's probabilities, both at one temperature."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.loss = LabelSmoothingLoss(0.0)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss; its factor keeps the size of the gradients at any temperature."""
+        value: Tensor = self.loss(logits / self.temperature, labels) * self.temperature**2
+        return value
+
+
+def train(
+    x: Tensor,
+    labels: Tensor,
+    loss: nn.Module,
+    config: Config,
+    seed: int,
+    *,
+    decay: float = 0.0,
+    held: tuple[Tensor, Tensor] | None = None,
+) -> nn.Module:
+    """Return a trained network of two hidden layers.
+
+    Args:
+        x: Rows.
+        labels: Classes or distributions.
+        loss: Called with logits and labels.
+        config: Of the recipe.
+        seed: Of network and batches.
+        decay: Weight decay.
+        held: Rows and labels whose best epoch is kept.
+    """
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    width = config.hidden
+    network = nn.Sequential(
+        nn.Linear(x.shape[1], width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, CLASSES),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, weight_decay=decay, fused=True)
+    best, kept = -1.0, network.state_dict()
+    for _ in range(config.epochs):
+        for rows in torch.randperm(len(x), generator=generator).split(config.batch_size):
+            optimizer.zero_grad()
+            loss(network(x[rows]), labels[rows]).backward()
+            optimizer.step()
+        if held is not None:
+            right = _accuracy(network, *held)
+            if right > best:
+                best, kept = right, {k: v.clone() for k, v in network.state_dict().items()}
+    if held is not None:
+        network.load_state_dict(kept)
+    return network
+
+
+def _accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
+    with torch.no_grad():
+        return float((network(x).argmax(1) == labels).float().mean())
+
+
+def _outputs(network: nn.Module, data: Data) -> Fitted:
+    with torch.no_grad():
+        return Fitted(network(data.x), network(data.x_test))
+
+
+def measure(fitted: Fitted, data: Data) -> dict[str, float]:
+    """Return accuracy and calibration on the clean test, and what became of wrong labels."""
+    p, true = fitted.test.softmax(1), data.y_test
+    confidence, guess = p.max(1)
+    right = guess == true
+    found = {
+        "accuracy": 100 * float(right.float().mean()),
+        "ece": calibration_error(confidence, right),
+        "confidence": float(confidence.mean()),
+    }
+    if bool(data.flipped.any()):
+        wrong = data.flipped
+        said = fitted.train[wrong].argmax(1) == data.true[wrong]
+        found["repaired"] = 100 * float(said.float().mean())
+    return found
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
+    """Return the mean gap between confidence and accuracy over bins of equal width."""
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    gap = torch.zeros(bins).index_add(0, place, confidence - right.float())
+    return float(gap.abs().sum() / len(confidence))

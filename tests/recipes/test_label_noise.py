@@ -1,0 +1,95 @@
+"""The parts of the recipe on label noise: arms, measures, data."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gossamer.errors import DataError
+from gossamer.recipes import _label_noise
+from gossamer.recipes._label_noise import Fitted, calibration_error, load, measure, read_idx, train
+from gossamer.recipes.label_noise import RECIPE, Config, run
+from gossamer.train.logging import NoLogger
+
+TINY = Config(hidden=8, epochs=1, batch_size=512)
+
+
+@pytest.mark.parametrize("arm", [arm.name for arm in RECIPE.arms])
+def test_every_arm_gives_what_its_claims_need(arm: str) -> None:
+    outcome = run(TINY, arm, 0, NoLogger())
+    needed = {c.metric for c in RECIPE.claims if c.ours == arm}
+    columns = {column.name for column in RECIPE.columns}
+    for scalars in (outcome.scalars, *outcome.variants.values()):
+        assert set(scalars) <= columns
+        assert all(math.isfinite(value) for value in scalars.values())
+    assert needed <= set(outcome.scalars)
+    assert len(outcome.rows) == 1 + len(outcome.variants)
+
+
+def test_variants_are_the_alphas() -> None:
+    smoothing = run(TINY, "smoothing", 0, NoLogger())
+    assert list(smoothing.variants) == ["alpha 0.1", "alpha 0.2", "alpha 0.6"]
+    forward = run(TINY, "forward", 0, NoLogger())
+    assert list(forward.variants) == ["alpha 0.22", "estimated"]
+    assert forward.rows[0]["loss"] == "forward alpha 0.6"
+
+
+def test_noise_is_in_the_training_labels_alone() -> None:
+    data = load("digits", 0.2, 0)
+    assert (len(data.x), len(data.x_test)) == (1078, 719)
+    assert 0.15 < float(data.flipped.float().mean()) < 0.25
+    assert torch.equal(data.flipped, data.labels != data.true)
+    other = load("digits", 0.2, 1)
+    assert not torch.equal(other.labels, data.labels)
+    assert not load("digits", 0.0, 0).flipped.any()
+
+
+def test_calibration_error_by_hand() -> None:
+    confidence = torch.tensor([0.95, 0.95, 0.55, 0.55])
+    right = torch.tensor([True, False, True, True])
+    # bins hold (.95, .95) and (.55, .55): gaps .45 and .45
+    assert calibration_error(confidence, right) == pytest.approx(0.45)
+    assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
+
+
+def test_measures_by_hand() -> None:
+    data = load("digits", 0.2, 0)
+    perfect = Fitted(*(50.0 * torch.eye(10)[labels] for labels in (data.true, data.y_test)))
+    found = measure(perfect, data)
+    assert found["accuracy"] == found["repaired"] == 100
+    assert found["ece"] == pytest.approx(0, abs=1e-6)
+    learned = Fitted(50.0 * torch.eye(10)[data.labels], perfect.test)
+    assert measure(learned, data)["repaired"] == 0
+
+
+def test_early_stopping_keeps_the_best_epoch() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = (x[:, 0] > 0).long()
+    config = Config(hidden=8, epochs=6, batch_size=16, lr=0.02)
+    loss = _label_noise.LabelSmoothingLoss(0.0)
+    kept = train(x, 1 - y, loss, config, 0, held=(x, y))  # learning makes it worse
+    last = train(x, 1 - y, loss, config, 0)
+    shares = [float((net(x).argmax(1) == y).float().mean()) for net in (kept, last)]
+    assert shares[0] > shares[1]
+
+
+def test_images_are_read(tmp_path: Path) -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    header = b"".join(n.to_bytes(4, "big") for n in (2051, 3, 2, 2))
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + pixels.tobytes()))
+    with pytest.raises(DataError, match="labels-idx1"):
+        read_idx(tmp_path)
+    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(b"\0\0\0\0" + b"\0\0\0\3" + b"\5\0\6"))
+    with pytest.raises(DataError, match="2049"):
+        read_idx(tmp_path)
+    path.write_bytes(gzip.compress((2049).to_bytes(4, "big") + b"\0\0\0\3" + b"\5\0\6"))
+    x, y = read_idx(tmp_path)
+    np.testing.assert_allclose(x, pixels / 255)
+    assert y.tolist() == [5, 0, 6]
