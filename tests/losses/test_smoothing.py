@@ -212,7 +212,25 @@ def test_half_precision_is_computed_in_float32(
         torch.testing.assert_close(value, loss(logits.detach().float(), labels))
         (grad,) = torch.autograd.grad(value, logits)
         assert grad.dtype == dtype
+        mixed = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]], dtype=dtype)
+        assert torch.isfinite(loss(logits, mixed))
         assert torch.isfinite(grad).all()
+
+
+def test_training_after_evaluation_and_under_autocast() -> None:
+    logits, labels = (t.float() if t.is_floating_point() else t for t in example())
+    weight = [1.0, 2.2, 0.7, 3.3, 0.1]
+    matrix = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+    for target in (labels, soft().float()):
+        for kind in (LabelSmoothingLoss, lambda **k: SmearedLoss(matrix, **k)):
+            loss = kind(weight=weight, weight_mode="class")
+            with torch.inference_mode():
+                expected = loss(logits, target).clone()
+            x = logits.clone().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                value = loss(x, target)
+            value.backward()
+            torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_least_squares_on_smoothed_labels_is_a_pure_shrinkage() -> None:

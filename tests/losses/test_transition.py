@@ -117,6 +117,15 @@ def test_a_class_without_labels_is_named(method: str) -> None:
     assert torch.isfinite(found).all()
 
 
+def test_half_precision_and_read_only_arrays() -> None:
+    p, labels = noisy_predictions(600)
+    half = estimate_transition(torch.from_numpy(p).bfloat16(), torch.from_numpy(labels))
+    assert (half - estimate_transition(p, labels)).abs().max() < 0.05
+    fixed = UNEVEN.copy()
+    fixed.flags.writeable = False
+    assert len(inject_noise(labels, fixed)[0]) == 600
+
+
 @pytest.mark.parametrize(
     ("matrix", "error", "message"),
     [

@@ -15,7 +15,7 @@ from gossamer.losses._rows import REDUCTIONS
 __all__ = ["WEIGHT_MODES", "ClassLoss", "pick", "product"]
 
 WEIGHT_MODES = ("class", "sample")
-_SUM_TOLERANCE = 1e-3  # soft labels may come from half precision
+_SUM_TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 _CHUNK_NUMBERS = 2**19  # 2 MiB of float32: a chunk and its copies stay in the cache
 _DEVICE_CHUNK_NUMBERS = 2**25
 
@@ -65,7 +65,8 @@ class ClassLoss(nn.Module):
         """Return a constant of the loss on the device and in the dtype of a tensor."""
         key = (name, like.device, like.dtype)
         if key not in self._moved:
-            self._moved[key] = self._exact[name].to(like.device, like.dtype)
+            with torch.inference_mode(False):  # a later training step uses it too
+                self._moved[key] = self._exact[name].to(like.device, like.dtype)
         return self._moved[key]
 
     def add_matrix(self, name: str, matrix: Tensor) -> None:
@@ -93,6 +94,10 @@ class ClassLoss(nn.Module):
 
     def forward(self, logits: Tensor, labels: Any) -> Tensor:
         """Return the loss."""
+        with torch.autocast(logits.device.type, enabled=False):
+            return self._reduced(logits, labels)
+
+    def _reduced(self, logits: Tensor, labels: Any) -> Tensor:
         rows = self._rows(logits)
         targets, kept = self._targets(labels, logits)
         values = self._values(rows, targets, kept)
@@ -284,7 +289,8 @@ def _checked_soft(labels: Tensor, logits: Tensor) -> Tensor:
         )
     flat = _flat(labels)
     sums = flat.sum(1, dtype=torch.float32)
-    if not bool(((sums - 1).abs() <= _SUM_TOLERANCE).all()) or bool((flat < 0).any()):
+    tolerance = _SUM_TOLERANCE.get(labels.dtype, 1e-3)
+    if not bool(((sums - 1).abs() <= tolerance).all()) or bool((flat < 0).any()):
         row = int((sums - 1).abs().nan_to_num(nan=torch.inf).argmax())
         raise DataError(
             f"soft labels must be >= 0 and sum to 1 over the classes; got a sum of "

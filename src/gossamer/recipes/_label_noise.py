@@ -220,7 +220,9 @@ def train(
     optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, weight_decay=decay, fused=True)
     best, kept = -1.0, network.state_dict()
     for _ in range(config.epochs):
-        for rows in torch.randperm(len(x), generator=generator).split(config.batch_size):
+        order = torch.randperm(len(x), generator=generator)
+        for begin in range(0, len(x), config.batch_size):
+            rows = order[begin : begin + config.batch_size]
             optimizer.zero_grad()
             loss(network(x[rows]), labels[rows]).backward()
             optimizer.step()
