@@ -52,6 +52,7 @@ BUILD = {
     "losses.ForwardCorrectionLoss": {"transition": SymmetricNoise(2, 0.2)},
     "losses.BackwardCorrectionLoss": {"transition": [[0.9, 0.1], [0.2, 0.8]]},
     "layers.PackedSparkFeedForward": {"module": SparkFeedForward(8, 8, k=2)},
+    "models.ScaleInvariantTransformer": {"vocab_size": 14, "num_layers": 1, "max_length": 4},
     "attention.SparseAttention": {"patterns": [{"kind": "full", "length": 1}]},
     "attention.TopKAttention": {"num_keys": 2},
 }

@@ -1,7 +1,15 @@
 from .feed_forward import ACTIVATIONS as ACTIVATIONS
 from .feed_forward import FeedForward as FeedForward
 from .feed_forward import GatedFeedForward as GatedFeedForward
+from .homogeneity import ScaleBreak as ScaleBreak
+from .homogeneity import ScaleInvarianceReport as ScaleInvarianceReport
+from .homogeneity import check_scale_invariance as check_scale_invariance
+from .homogeneity import homogeneity_degrees as homogeneity_degrees
+from .homogeneity import split_parameters as split_parameters
 from .residual import Residual as Residual
+from .scale_invariant import ExactNorm as ExactNorm
+from .scale_invariant import ScaleInvariantAttention as ScaleInvariantAttention
+from .scale_invariant import ScaleInvariantEncoderLayer as ScaleInvariantEncoderLayer
 from .spark import SparkFeedForward as SparkFeedForward
 from .spark_decode import PackedSparkFeedForward as PackedSparkFeedForward
 from .sparsity import LayerSparsity as LayerSparsity
