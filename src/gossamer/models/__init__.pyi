@@ -15,5 +15,6 @@ from .hf_layers import replace_feed_forward as replace_feed_forward
 from .packaged import model_folder as model_folder
 from .packaged import packaged_model as packaged_model
 from .saving import PretrainedModel as PretrainedModel
+from .scale_invariant import ScaleInvariantTransformer as ScaleInvariantTransformer
 from .text_encoder import BagEncoder as BagEncoder
 from .text_encoder import TextEncoder as TextEncoder

@@ -75,11 +75,11 @@ class ScaleInvariantSGD(torch.optim.Optimizer):
         clip: float = 2.0,
         foreach: bool | None = None,
     ) -> None:
-        params = list(params)
-        if not params:
+        given: list[Any] = list(params)
+        if not given:
             raise ConfigError("params must hold at least one parameter; got none. Check the model.")
         defaults = {"lr": lr, "weight_decay": weight_decay, "clip": clip, "foreach": foreach}
-        super().__init__(params, defaults)
+        super().__init__(given, defaults)
         self.num_steps = 0
         self.num_clipped = 0
         self.num_skipped = 0
@@ -102,7 +102,7 @@ class ScaleInvariantSGD(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.
 
         Args:
@@ -235,7 +235,7 @@ def _norm(values: Sequence[Tensor], foreach: bool) -> float:
     """Return the norm of all numbers together, without overflow of their squares."""
     if not values:
         return 0.0
-    norms = torch._foreach_norm(values) if foreach else [x.norm() for x in values]
+    norms = torch._foreach_norm(list(values)) if foreach else [x.norm() for x in values]
     total = _joined(norms)
     # squares in float32 end at 1e38 and fade below 1e-38; only such sums are done again, in float64
     if 1e-15 < total < math.inf:
