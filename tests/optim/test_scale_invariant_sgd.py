@@ -80,18 +80,20 @@ def test_without_clipping_it_is_sgd_with_weight_decay() -> None:
     torch.testing.assert_close(ours, [x.detach() for x in theirs], rtol=1e-12, atol=1e-14)
 
 
-def test_foreach_equals_the_loop() -> None:
+@pytest.mark.parametrize("size", [0.01, 9.0, 1e6])
+def test_all_routes_take_the_same_step(size: float) -> None:
     made = []
-    for foreach in (True, False):
+    for foreach in (None, True, False):
         torch.manual_seed(0)
-        tensors = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(7))]
+        tensors = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(3, 7).T)]
         optimizer = ScaleInvariantSGD(tensors, 0.5, weight_decay=0.05, foreach=foreach)
         for x in tensors:
-            x.grad = 9 * torch.randn_like(x)
+            x.grad = size * torch.randn_like(x)
         optimizer.step()
-        assert optimizer.num_clipped == 1
+        assert optimizer.num_clipped == (size > 1)
         made.append([x.detach() for x in tensors])
-    torch.testing.assert_close(made[0], made[1])
+    torch.testing.assert_close(made[0], made[2])
+    torch.testing.assert_close(made[1], made[2])
 
 
 # --- theory ---

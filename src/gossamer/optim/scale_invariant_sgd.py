@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from gossamer.checks import check_range
 from gossamer.errors import ConfigError, UnsupportedError
 
 __all__ = ["ScaleInvariantSGD", "clip_grad_relative_"]
+
+# a stronger clipping is done in two passes, since the decay over the factor would lose digits
+_LEAST_FUSED = 1e-3
 
 
 class ScaleInvariantSGD(torch.optim.Optimizer):
@@ -39,8 +43,8 @@ class ScaleInvariantSGD(torch.optim.Optimizer):
         weight_decay: Factor λ. Range: > 0 with clipping, >= 0 without; `lr * weight_decay` < 1.
         clip: √C, the multiple of the usual relative gradient norm that is let through. Range: > 1;
             `math.inf` clips nothing. Default 2, as in the paper.
-        foreach: Work on all tensors at once: faster, equal results. Default where tensors are
-            dense, which they must be.
+        foreach: True works on all tensors at once, false on one after the other; results are equal
+            up to rounding. Default the fastest there is, one pass over weights and gradients.
 
     Attributes:
         num_steps: Steps taken.
@@ -120,7 +124,7 @@ class ScaleInvariantSGD(torch.optim.Optimizer):
         weights = [p for part in trained for p in part]
         grads = [p.grad for p in weights if p.grad is not None]
         self._check_grads(weights, grads)
-        foreach = self.param_groups[0]["foreach"] is not False
+        foreach = all(group["foreach"] is not False for group in self.param_groups)
         weight_norm, grad_norm = _norm(weights, foreach), _norm(grads, foreach)
         if not math.isfinite(grad_norm):
             self.num_skipped += 1
@@ -133,7 +137,8 @@ class ScaleInvariantSGD(torch.optim.Optimizer):
             _check_settings(lr, decay, clip)
             factor = min(1.0, 1.0 / _ratio(grad_norm, weight_norm, lr, decay, clip))
             clipped = clipped or factor < 1.0
-            _update(part, 1.0 - lr * decay, -lr * factor, foreach)
+            if part and lr:
+                _update(part, lr, decay, factor, group["foreach"])
         self.num_clipped += clipped
         return loss
 
@@ -248,17 +253,41 @@ def _joined(norms: Sequence[Tensor]) -> float:
     return float(torch.stack([n.double().to(device) for n in norms]).norm())
 
 
-def _update(weights: Sequence[Tensor], keep: float, rate: float, foreach: bool) -> None:
-    """Multiply the weights by `keep` and add `rate` times their gradients."""
+def _update(
+    weights: Sequence[Tensor], lr: float, decay: float, factor: float, foreach: bool | None
+) -> None:
+    """Take the step of one group, its gradients multiplied by `factor`."""
     with_grad = [p for p in weights if p.grad is not None]
     grads = [p.grad for p in with_grad if p.grad is not None]
-    if foreach:
-        if weights and keep != 1.0:
-            torch._foreach_mul_(list(weights), keep)
+    without = [p for p in weights if p.grad is None]
+    keep = 1.0 - lr * decay
+    if foreach is None and with_grad and factor > _LEAST_FUSED and _fusable(with_grad):
+        # SGD with coupled decay is the same step: x - lr f (g + decay / f x), in one pass
+        sgd(
+            with_grad,
+            grads,
+            [None] * len(grads),
+            fused=True,
+            weight_decay=decay / factor,
+            momentum=0.0,
+            lr=lr * factor,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if without:
+            torch._foreach_mul_(without, keep)
+    elif foreach is not False:
+        torch._foreach_mul_(list(weights), keep)
         if with_grad:
-            torch._foreach_add_(with_grad, grads, alpha=rate)
-        return
-    for weight in weights:
-        weight.mul_(keep)
-    for weight, grad in zip(with_grad, grads, strict=True):
-        weight.add_(grad, alpha=rate)
+            torch._foreach_add_(with_grad, grads, alpha=-lr * factor)
+    else:
+        for weight in weights:
+            weight.mul_(keep)
+        for weight, grad in zip(with_grad, grads, strict=True):
+            weight.add_(grad, alpha=-lr * factor)
+
+
+def _fusable(weights: Sequence[Tensor]) -> bool:
+    """Return whether the framework has one kernel for these tensors."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_contiguous() for p in weights)
