@@ -8,7 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from gossamer.errors import ConfigError, DtypeError, ShapeError
-from gossamer.layers import ExactNorm, ScaleInvariantAttention, ScaleInvariantEncoderLayer
+from gossamer.layers import (
+    ExactNorm,
+    ScaleInvariantAttention,
+    ScaleInvariantEncoderLayer,
+    scale_invariant,
+)
 from gossamer.layers.scale_invariant import _ChunkedAttention, relu_attention
 
 
@@ -152,6 +157,22 @@ def test_attention_gradients() -> None:
     layer = ScaleInvariantAttention(4, 2, causal=True, chunk_size=2).double()
     x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, (x,))
+
+
+def test_no_array_has_more_than_a_chunk_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    plain = scale_invariant._weights
+
+    def watched(*args: object) -> torch.Tensor:
+        made = plain(*args)
+        sizes.append(made.numel())
+        return made
+
+    monkeypatch.setattr(scale_invariant, "_weights", watched)
+    layer = ScaleInvariantAttention(8, 2, chunk_size=5)
+    layer(torch.randn(3, 32, 8)).sum().backward()
+    assert len(sizes) == 14  # forward and backward
+    assert max(sizes) == 3 * 2 * 5 * 32
 
 
 def test_second_derivatives_are_refused() -> None:
