@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.recipes._base import Column, Outcome
+from gossamer.recipes._base import Column, Figure, Outcome
 from gossamer.recipes._outside import outside_data
 from gossamer.train.logging import Logger
 
-__all__ = ["COLUMNS", "METRICS", "MultiLabelConfig", "measure_count", "train_arm"]
+__all__ = ["COLUMNS", "FIGURES", "METRICS", "MultiLabelConfig", "measure_count", "train_arm"]
 
 METRICS = ("P@1", "P@3", "P@5", "R@10", "R@100", "PSP@1", "PSP@5")
 
@@ -41,6 +41,18 @@ class MultiLabelConfig:
 
 COLUMNS = tuple(
     Column(name.lower().replace("@", ""), name, "%", in_domain=name == "P@1") for name in METRICS
+)
+FIGURES = tuple(
+    Figure(
+        "bars",
+        name.lower().replace("@", ""),
+        f"{name} by method",
+        f"One bar of {name} on the test rows for each method.",
+        "arm",
+        "value",
+        {"where": {"metric": name}, "y_label": "%"},
+    )
+    for name in ("P@1", "P@5", "R@100")
 )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gossamer.recipes._base import Arm, Claim, Figure, Outcome, Recipe
-from gossamer.recipes._multi_label import COLUMNS, MultiLabelConfig, train_arm
+from gossamer.recipes._base import Arm, Claim, Outcome, Recipe
+from gossamer.recipes._multi_label import COLUMNS, FIGURES, MultiLabelConfig, train_arm
 from gossamer.train.logging import Logger
 
 __all__ = ["RECIPE"]
@@ -85,16 +85,6 @@ RECIPE = Recipe(
     },
     run=run,
     columns=COLUMNS,
-    figures=(
-        Figure(
-            "bars",
-            "precision",
-            "Precision and recall by arm",
-            "Bars of each metric on the test rows, one group for each arm.",
-            "metric",
-            "value",
-            {"group": "arm", "y_label": "%"},
-        ),
-    ),
+    figures=FIGURES,
     budget={"small": 4, "medium": 10},
 )
