@@ -174,7 +174,7 @@ def test_couplings_by_option(capsys: pytest.CaptureFixture[str]) -> None:
         (["--task", "addition", "--coupling", "none"], "--coupling belongs to a file of your own"),
         (["--test", "my.jsonl"], "--test belongs to a file of your own; got no --task"),
         (["--task", "my.json"], "unknown task 'my.json'"),
-        (["--task", "addition", "--model", "encoders"], 'Did you mean "encoder"'),
+        (["--task", "addition", "--model", "encoders"], "did you mean 'encoder'"),
         (["--task", "text:none.txt"], "none.txt does not exist"),
     ],
 )

@@ -140,7 +140,13 @@ def test_interrupt_and_resume_for_real(tmp_path: Path) -> None:
         "r",
     ]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # a shell starts what it runs in the background with the signal ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with process:
         before = time.monotonic()
