@@ -111,6 +111,7 @@ def test_an_interrupted_run_goes_on(
         ((), "either a folder DATA or both --corpus FILE and --queries FILE"),
         (("data", "--corpus", "data/corpus.jsonl"), "Give one or the other"),
         (("none",), "none must hold documents as one of corpus.jsonl"),
+        (("data", "--top-k", "0"), "top_k"),
         (("data", "--layer", "9"), "layer must be >= 0 and <= 2; got 9"),
         (("data", "--engine", "two_pass"), "two_pass"),
         (("data", "--cache", "c", "--engine", "block"), "query_in_prefix=False"),

@@ -79,11 +79,13 @@ def run(
     """
     import tomli_w
 
+    from gossamer.checks import check_range
     from gossamer.files import begin_folder, choose_folder, write_json
     from gossamer.retrieval import BlockRanker, length_bias, read_run, read_texts, write_run
     from gossamer.train import pick_device
 
     began = time.perf_counter()
+    check_range(top_k, "top_k", low=1, integer=True)  # before a model is loaded
     set_threads(common)
     paths = _files(data, corpus, queries, split)
     first = read_run(run)
