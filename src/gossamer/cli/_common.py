@@ -60,8 +60,9 @@ def set_threads(common: Common) -> None:
 def silence_loading() -> None:
     """Keep transformers from drawing a bar for each file of weights, without loading it."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when it is loaded
-    if "transformers" in sys.modules:
-        sys.modules["transformers"].utils.logging.disable_progress_bar()
+    loaded = sys.modules.get("transformers")
+    if loaded is not None:
+        loaded.utils.logging.disable_progress_bar()
 
 
 def data_folders(data: Path) -> list[Path]:
