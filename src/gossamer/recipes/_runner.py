@@ -184,7 +184,8 @@ def _table(
     for arm in recipe.arms:
         mine = [result for (name, _), result in results.items() if name == arm.name]
         head = {"arm": arm.name, "role": arm.role, "seeds": len(mine)}
-        few = [f"{len(mine)} seed only"] if len(mine) < num_seeds else []
+        count = len(mine)
+        few = [f"{count} seed{'s' if count > 1 else ''} only"] if count < num_seeds else []
         seconds = {"seconds_here": round(statistics.median(r["seconds"] for r in mine), 1)}
         for variant in ("", *mine[0]["variants"]):
             measured = [r["variants"][variant] if variant else r["scalars"] for r in mine]
