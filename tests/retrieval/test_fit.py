@@ -299,8 +299,11 @@ def test_a_loss_that_is_a_function_can_be_resumed(tmp_path: Path) -> None:
         return plain
 
     options: dict[str, Any] = {"config": small(epochs=1), "folder": tmp_path, "quiet": True}
-    fit_retriever(encoder(), toy(), loss=made(), **options)
-    fit_retriever(encoder(), toy(), loss=made(), resume=True, **options)
+    first, again = encoder(), encoder()
+    fit_retriever(first, toy(), loss=made(), **options)
+    fit_retriever(again, toy(), loss=made(), resume=True, **options)
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_new_run_does_not_take_the_hard_negatives_of_an_old_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gossamer.cli._train_page import loss_figure
 from gossamer.files import read_lines, write_json
 
 __all__ = ["write_retriever_page"]
@@ -42,23 +43,13 @@ def write_retriever_page(
                 for name in measured
             ],
             "arms": [{"name": "model", "title": "This model", "role": "ours"}],
-            "figures": [_LOSS, *([_MEASURED] if measured else [])],
+            "figures": [loss_figure("loss (nats)"), *([_MEASURED] if measured else [])],
             "command": shlex.join(command),
         },
     )
     return write_page(folder)
 
 
-_LOSS = {
-    "kind": "curve",
-    "name": "loss",
-    "title": "Training loss",
-    "alt": "Loss against the optimiser step.",
-    "where": {"kind": "loss"},
-    "x": "step",
-    "y": "loss",
-    "y_label": "loss (nats)",
-}
 _MEASURED = {
     "kind": "bars",
     "name": "test",

@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.files import write_json
 
-__all__ = ["Measure", "axes_of", "measure_of", "table_of", "write_inputs"]
+__all__ = ["Measure", "axes_of", "loss_figure", "measure_of", "table_of", "write_inputs"]
 
 # columns of a cell that are no coordinate of it
 _MEASURED = ("exact_match", "token_accuracy", "cross_entropy", "num_samples", "rows")
@@ -84,7 +84,7 @@ def write_inputs(
             "what": _WHAT + (_FILE if "part" in cells[0] else ""),
             "columns": columns,
             "arms": [{"name": "model", "title": "This model", "role": "ours"}],
-            "figures": [_measured(cells, axes, measure), _LOSS],
+            "figures": [_measured(cells, axes, measure), loss_figure("loss (nats a token)")],
             "command": shlex.join(["gossamer", *command]),
         },
     )
@@ -99,16 +99,20 @@ _FILE = (
     "the column before. Rows held out come from the file that was trained on, and were not trained "
     "on themselves."
 )
-_LOSS = {
-    "kind": "curve",
-    "name": "loss",
-    "title": "Training loss",
-    "alt": "Loss against the optimiser step.",
-    "where": {"kind": "loss"},
-    "x": "step",
-    "y": "loss",
-    "y_label": "loss (nats a token)",
-}
+
+
+def loss_figure(label: str) -> dict[str, Any]:
+    """Return the figure of the training loss over the rows of kind `loss`."""
+    return {
+        "kind": "curve",
+        "name": "loss",
+        "title": "Training loss",
+        "alt": "Loss against the optimiser step.",
+        "where": {"kind": "loss"},
+        "x": "step",
+        "y": "loss",
+        "y_label": label,
+    }
 
 
 def _measured(cells: Sequence[dict[str, Any]], axes: Sequence[str], measure: Measure) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli._common import Common, print_json, set_threads, silence_loading
+from gossamer.cli._train_page import loss_figure
 
 if TYPE_CHECKING:
     from gossamer.retrieval import RankerFitConfig, RankingRow
@@ -215,14 +216,14 @@ def _write_inputs(folder: Path, summary: Mapping[str, Any], *, title: str) -> No
         rows.append({"kind": "loss", **head, **json.loads(line)})
     write_table(rows, folder / "rows.csv")
     columns = [{"name": "layer", "label": "Trained layer", "unit": "", "in_domain": False}]
-    figures = [_LOSS_FIGURE]
+    figures = [loss_figure("loss")]
     if summary["cells"]:
         share = "share of the queries"
         columns += [
             {"name": "precision", "label": "Precision at 1", "unit": share, "in_domain": False},
             {"name": "best", "label": "of the best layer", "unit": share, "in_domain": False},
         ]
-        figures = [_LAYER_FIGURE, _LOSS_FIGURE]
+        figures = [_LAYER_FIGURE, loss_figure("loss")]
     write_json(
         folder / "page.json",
         {
@@ -241,16 +242,6 @@ _WHAT = (
     "most in one layer. The last step is kept. With held-out rows every layer's first document is "
     "checked; the best layer is one that was chosen by looking at them."
 )
-_LOSS_FIGURE = {
-    "kind": "curve",
-    "name": "loss",
-    "title": "Training loss",
-    "alt": "Loss against the optimiser step.",
-    "where": {"kind": "loss"},
-    "x": "step",
-    "y": "loss",
-    "y_label": "loss",
-}
 _LAYER_FIGURE = {
     "kind": "curve",
     "name": "layers",
