@@ -81,12 +81,16 @@ def draw_bars(rows: Sequence[Row], chart: Chart) -> str:
     """Draw bars and return them as SVG text."""
     bars, places, groups = _bars(rows, chart)
     digits = decimals([spread.middle for spread in bars.values()])
-    thick = 0.8 / len(groups)
+    # a place gives room to the groups that it has
+    here = {place: [g for g in groups if (place, g) in bars] for place in places}
+    slots = max(map(len, here.values()))
+    thick = 0.8 / slots
     with look():
-        figure, axes = canvas(chart, 0.75 + max(0.34, 0.24 * len(groups)) * len(places))
+        figure, axes = canvas(chart, 0.75 + max(0.34, 0.24 * slots) * len(places))
         handles: dict[str, Any] = {}
         for (place, group), spread in bars.items():
-            at = places.index(place) + (groups.index(group) - (len(groups) - 1) / 2) * thick
+            own = here[place]
+            at = places.index(place) + (own.index(group) - (len(own) - 1) / 2) * thick
             handles[group] = _bar(axes, at, thick, spread, _look(chart, place, group, groups))
             _value(axes, at, spread, show(spread.middle, digits))
         entries = [(handles[group], group) for group in groups if group]
