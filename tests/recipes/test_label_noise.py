@@ -12,7 +12,7 @@ import torch
 
 from gossamer.errors import DataError
 from gossamer.recipes import _label_noise
-from gossamer.recipes._label_noise import Fitted, calibration_error, load, measure, read_idx, train
+from gossamer.recipes._label_noise import Fitted, load, measure, read_idx, train
 from gossamer.recipes.label_noise import RECIPE, Config, run
 from gossamer.train.logging import NoLogger
 
@@ -47,14 +47,6 @@ def test_noise_is_in_the_training_labels_alone() -> None:
     other = load("digits", 0.2, 1)
     assert not torch.equal(other.labels, data.labels)
     assert not load("digits", 0.0, 0).flipped.any()
-
-
-def test_calibration_error_by_hand() -> None:
-    confidence = torch.tensor([0.95, 0.95, 0.55, 0.55])
-    right = torch.tensor([True, False, True, True])
-    # bins hold (.95, .95) and (.55, .55): gaps .45 and .45
-    assert calibration_error(confidence, right) == pytest.approx(0.45)
-    assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
 
 
 def test_measures_by_hand() -> None:

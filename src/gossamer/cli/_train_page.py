@@ -11,7 +11,15 @@ from typing import Any
 
 from gossamer.files import write_json
 
-__all__ = ["Measure", "axes_of", "loss_figure", "measure_of", "table_of", "write_inputs"]
+__all__ = [
+    "Measure",
+    "axes_of",
+    "loss_figure",
+    "measure_of",
+    "read_losses",
+    "table_of",
+    "write_inputs",
+]
 
 # columns of a cell that are no coordinate of it
 _MEASURED = ("exact_match", "token_accuracy", "cross_entropy", "num_samples", "rows")
@@ -63,9 +71,10 @@ def write_inputs(
 
     cells = summary["cells"]
     rows = [{"kind": "length", "arm": "model", "seed": summary["seed"], **cell} for cell in cells]
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        rows.append({"kind": "loss", "arm": "model", "seed": summary["seed"], **entry})
+    rows += [
+        {"kind": "loss", "arm": "model", "seed": summary["seed"], **entry}
+        for entry in read_losses(folder)
+    ]
     write_table(rows, folder / "rows.csv")
     axes = axes_of(cells)
     columns = [
@@ -99,6 +108,12 @@ _FILE = (
     "the column before. Rows held out come from the file that was trained on, and were not trained "
     "on themselves."
 )
+
+
+def read_losses(folder: Path) -> list[dict[str, Any]]:
+    """Return what the training logged, one entry for each line of `metrics.jsonl`."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def loss_figure(label: str) -> dict[str, Any]:

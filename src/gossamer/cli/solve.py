@@ -34,24 +34,30 @@ def run(
     no_check: Annotated[bool, Parameter(negative="")] = False,
     common: Common = COMMON,
 ) -> int:
-    """Answer queries with a trained model, one answer a line.
+    """Answer queries with a trained model, one answer a line; classify rows of a table, or images.
 
     Standard error says how many answers were checked, where the task knows the truth, and shows the
     working of tasks that have one. When a checked answer is wrong the exit code is 1.
 
     Example: gossamer solve runs/train "123+4567="
 
+    Example: gossamer solve runs/train-2 new.csv --out answers
+
     Args:
         folder: A run folder of gossamer train.
         query: One query, a file with one query a line (or rows of JSONL with query and, if known,
-            answer), or - for standard input.
+            answer), or - for standard input. For a classifier, a table with the columns that it was
+            trained on, or images.
         batch_size: Queries at once.
         no_check: Do not compare with the true answer.
     """
+    from gossamer.cli._solve_labelled import classify, is_labelled_run
     from gossamer.files import write_text
     from gossamer.train import load_run, pick_device, solve_queries
 
     set_threads(common)
+    if is_labelled_run(folder):
+        return classify(folder, query, check=not no_check, common=common)
     model, task = load_run(folder)
     model.to(pick_device(common.device))
     asked, source = _read(query, task)

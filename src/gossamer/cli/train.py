@@ -27,6 +27,10 @@ def run(
     coupling: str | None = None,
     model: str | None = None,
     positions: str | None = None,
+    loss: str | None = None,
+    alpha: float | None = None,
+    noise_matrix: str | None = None,
+    optimizer: str | None = None,
     steps: int | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
@@ -37,11 +41,18 @@ def run(
     """Train a small exact model on a task, and measure it beyond the trained length.
 
     The folder holds what `gossamer solve` needs. All other settings stand in a TOML file. With
-    --task ranking:ROWS.jsonl a language model is fine-tuned to rank the documents of a prompt.
+    --task table:FILE.csv or images:DIR it is a classifier, also of labels that are partly wrong;
+    with --task ranking:ROWS.jsonl a language model that ranks the documents of a prompt.
 
     Example: gossamer train --task addition:digits=1-10 --steps 1200
 
     Example: gossamer train --task my.jsonl --test longer.jsonl
+
+    Example: gossamer train --task table:my.csv,target=species --loss forward
+    --noise-matrix estimate
+
+    Example: gossamer train --task text:novel.txt --model scale_invariant
+    --optimizer scale_invariant_sgd
 
     Example: gossamer train --task ranking:rows.jsonl --model packaged:smollm2 --steps 200
 
@@ -49,24 +60,35 @@ def run(
         task: A file of your own, my.jsonl, with rows {"query": "12+34", "answer": "46"}; text:FILE
             or masked_text:FILE; or addition, multi_addition, multiplication, fixed_multiplication,
             minesweeper, copy, reverse, parity, lego, markov, argmax or lookup, with options after a
-            colon: addition:digits=1-20,carry_chains=0.3; or ranking:ROWS.jsonl with the options of
+            colon: addition:digits=1-20,carry_chains=0.3; table:FILE.csv, with the column of classes
+            target=NAME (default label) and columns to leave out ignore=A+B; images:DIR with one
+            folder for each class, or an .npz or IDX files; ranking:ROWS.jsonl with the options of
             fit_ranker: ranking:rows.jsonl,aux_weight=0.1,aux_layer=18,lora=8.
         test: Another file of such rows, for example longer ones; they are never trained on.
         coupling: Ids for a file of your own: fields (proposes a rule and shows it), groups (of the
             rows), none (counts 1..T) or module:function; default auto, the first of groups, fields,
             none that the file allows.
-        model: A decoder (default) answers token by token, an encoder all at once. For ranking, a
-            folder of a Hugging Face model, or packaged:smollm2.
+        model: A decoder (default) answers token by token, an encoder all at once; scale_invariant
+            is a decoder (or encoder) whose weights have no scale. A table and images have mlp. For
+            ranking, a folder of a Hugging Face model, or packaged:smollm2.
         positions: Position encoding: coupled_relative (default for tasks with coupled ids), rope,
             alibi, fire or none; learned and coupled need a table size, so they stand in the file of
             --config.
+        loss: cross_entropy (default), smoothing, forward or backward (corrected for wrong labels),
+            generalized or symmetric.
+        alpha: Of smoothing, default 0.1; of forward and backward, the share of labels drawn again
+            at random, unless --noise-matrix is given.
+        noise_matrix: For forward and backward, a .npy file whose entry (i, j) is the chance of
+            label j for true class i; or estimate, for a table or images.
+        optimizer: adamw (default), sgd, or scale_invariant_sgd for --model scale_invariant.
         steps: Optimiser steps. Default 1200 for most tasks.
-        lr: Peak learning rate. Default 0.003 for most tasks.
+        lr: Peak learning rate. Default 0.003 for most tasks; 0.2 for scale_invariant_sgd.
         batch_size: Samples for each step. Default 64 for most tasks.
         config: A TOML file with the tables [task], [model], [train], as in config.toml of a run.
         resume: Go on with the newest run (or with --out) from its checkpoint; its own config.toml
             is read when neither --task nor --config is given.
     """
+    from gossamer.cli._train_labelled import is_labelled, run_labelled
     from gossamer.cli._train_page import axes_of, measure_of, write_inputs
     from gossamer.cli._train_ranking import is_ranking, run_ranking
     from gossamer.environment import describe_environment
@@ -78,20 +100,31 @@ def run(
     options = {
         "steps": steps,
         "lr": lr,
+        "optimizer": optimizer,
         "device": common.device if common.device != "auto" else None,
     }
     if resume and task is None and config is None:
         begun = common.out or newest_run("runs/train")
         config = begun / "config.toml" if begun else None
     if is_ranking(task, config):
-        refused = {"--coupling": coupling, "--positions": positions}
+        refused: dict[str, Any] = {"--coupling": coupling, "--positions": positions}
+        refused |= {"--loss": loss, "--alpha": alpha, "--noise-matrix": noise_matrix}
+        refused |= {"--optimizer": optimizer}
         given = {"test": test, "model": model, "batch_size": batch_size, "train": options}
         run_ranking(task, config, given, refused=refused, resume=resume, common=common)
         return
     table, built = _task_table(task, coupling, test)
-    job = _job(table, {"name": model, "positions": positions}, options, batch_size, config, common)
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": model, "positions": positions},
+        "train": options,
+        "loss": {"name": loss, "alpha": alpha, "noise_matrix": noise_matrix},
+    }
+    job = _job(table, tables, batch_size, config, common)
+    if is_labelled(job.task["name"]):
+        run_labelled(job, refused={"--positions": positions}, resume=resume, common=common)
+        return
     built = built or job.build_task()
-    job.build_model(built)  # a wrong option is found before a folder is made
+    job.check(built)  # a wrong option is found before a folder is made
     if isinstance(built, FileTask) and not common.quiet and not _launched_rank():
         print(preview_task(built), file=sys.stderr)
     set_threads(common)
@@ -166,8 +199,7 @@ def _shared_folder(out: Path | None, *, check: bool) -> Path:
 
 def _job(
     task: dict[str, Any] | None,
-    model: dict[str, Any],
-    train: dict[str, Any],
+    tables: dict[str, dict[str, Any]],
     batch_size: int | None,
     config: Path | None,
     common: Common,
@@ -186,7 +218,7 @@ def _job(
             "train needs --task or a --config with a table [task]; got neither. Try --task "
             "addition."
         )
-    for table, given in (("model", model), ("train", train)):
+    for table, given in tables.items():
         check_table(values.get(table, {}), f"[{table}] of {config}")
         own = {key: value for key, value in given.items() if value is not None}
         values[table] = {**values.get(table, {}), **own}

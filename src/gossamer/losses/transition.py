@@ -12,6 +12,12 @@ from torch import Tensor
 
 from gossamer.checks import check_choice, check_finite, check_range
 from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
+from gossamer.probabilities import (
+    as_numpy,
+    check_labels,
+    check_probabilities,
+    confident_guess,
+)
 
 __all__ = [
     "SymmetricNoise",
@@ -152,13 +158,13 @@ def inject_noise(labels: Any, transition: Any, *, random_state: Any = None) -> t
     flat = array.ravel().astype(np.int64)
     if isinstance(transition, SymmetricNoise):
         count = transition.num_classes
-        _check_labels(flat, count)
+        check_labels(flat, count)
         steps = generator.integers(1, count, size=flat.shape)
         moved = generator.random(flat.shape) < transition.rate
         noisy = np.where(moved, (flat + steps) % count, flat)
     else:
         matrix = check_transition(transition).numpy()
-        _check_labels(flat, len(matrix))
+        check_labels(flat, len(matrix))
         noisy = _draw(flat, matrix, generator.random(flat.shape))
     result = noisy.reshape(array.shape).astype(array.dtype)
     if isinstance(labels, Tensor):
@@ -224,16 +230,7 @@ def estimate_transition(
     check_choice(method, METHODS, "method")
     check_choice(missing, MISSING, "missing")
     check_range(percentile, "percentile", low=0.0, high=100.0)
-    p = np.asarray(_to_numpy(probabilities), dtype=np.float64)
-    y = _to_numpy(labels)
-    if p.ndim != 2 or y.shape != p.shape[:1]:
-        raise ShapeError(
-            f"probabilities must be (N, C) and labels (N,); got {p.shape} and {y.shape}. Give one "
-            "row of probabilities for each label."
-        )
-    _check_probabilities(p)
-    p = p / p.sum(1, keepdims=True)
-    _check_labels(y, p.shape[1])
+    p, y = check_probabilities(probabilities, labels)
     counts = np.bincount(y, minlength=p.shape[1])
     absent = np.flatnonzero(counts == 0)
     if len(absent) and missing == "error":
@@ -256,10 +253,8 @@ def _anchors(p: NDArray[Any], percentile: float) -> NDArray[Any]:
 def _confident(p: NDArray[Any], y: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
     size = p.shape[1]
     present = counts > 0
-    thresholds = np.full(size, np.inf)
-    np.divide(np.bincount(y, p[np.arange(len(y)), y], size), counts, thresholds, where=present)
-    eligible = np.where(p >= thresholds - 1e-12, p, -1.0)
-    guess, sure = eligible.argmax(1), eligible.max(1) >= 0
+    guess = confident_guess(p, y)
+    sure = guess >= 0
     joint = np.zeros((size, size))  # (label, guessed true class)
     np.add.at(joint, (y[sure], guess[sure]), 1.0)
     # one count on the diagonal keeps a class that nothing is sure of
@@ -278,7 +273,7 @@ def check_square(matrix: Any, name: str) -> Tensor:
         DataError: If an entry is not finite.
     """
     # a copy: the caller's array may be read-only, or change later
-    found = torch.from_numpy(np.array(_to_numpy(matrix), dtype=np.float64))
+    found = torch.from_numpy(np.array(as_numpy(matrix), dtype=np.float64))
     if found.dim() != 2 or found.shape[0] != found.shape[1]:
         raise ShapeError(
             f"{name} must be square, (C, C); got {tuple(found.shape)}. Give one row and one column "
@@ -321,34 +316,3 @@ def check_transition(matrix: Any) -> Tensor:
             f"for true class i.{hint}"
         )
     return found
-
-
-def _to_numpy(value: Any) -> NDArray[Any]:
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    # NumPy has no bfloat16
-    value = value.detach().cpu()
-    found: NDArray[Any] = (value.double() if value.is_floating_point() else value).numpy()
-    return found
-
-
-def _check_labels(labels: NDArray[Any], count: int) -> None:
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise DtypeError(f"labels must be integers; got {labels.dtype}. Number the classes from 0.")
-    outside = labels[(labels < 0) | (labels >= count)]
-    if len(outside):
-        raise DataError(
-            f"labels must lie in 0 to {count - 1}; got {outside[0]}. Check the number of classes, "
-            "and leave out rows without label."
-        )
-
-
-def _check_probabilities(p: NDArray[Any]) -> None:
-    check_finite(p, "probabilities")
-    off = np.abs(p.sum(1) - 1)
-    if len(p) == 0 or (p < 0).any() or off.max() > 1e-2:  # as far as bfloat16 is off
-        got = "no rows" if len(p) == 0 else f"a row with sum {p[off.argmax()].sum():.4g}"
-        raise DataError(
-            f"rows of probabilities must be >= 0 and sum to 1; got {got}. Apply the softmax to "
-            "logits first."
-        )

@@ -1,5 +1,12 @@
+from .calibration import CalibrationReport as CalibrationReport
+from .calibration import ReliabilityCurve as ReliabilityCurve
+from .calibration import calibration_error as calibration_error
+from .calibration import fit_temperature as fit_temperature
+from .calibration import reliability_curve as reliability_curve
 from .heads import HeadReport as HeadReport
 from .heads import head_report as head_report
+from .labels import LabelErrorReport as LabelErrorReport
+from .labels import find_label_errors as find_label_errors
 from .spectra import SpectralReport as SpectralReport
 from .spectra import effective_rank as effective_rank
 from .spectra import marchenko_pastur_edges as marchenko_pastur_edges

@@ -12,6 +12,7 @@ from .hf import add_positions as add_positions
 from .hf import load_with_positions as load_with_positions
 from .hf_layers import replace_attention as replace_attention
 from .hf_layers import replace_feed_forward as replace_feed_forward
+from .mlp import MultiLayerPerceptron as MultiLayerPerceptron
 from .packaged import model_folder as model_folder
 from .packaged import packaged_model as packaged_model
 from .saving import PretrainedModel as PretrainedModel

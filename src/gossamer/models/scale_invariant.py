@@ -164,8 +164,11 @@ class ScaleInvariantTransformer(PretrainedModel):
         max_new_tokens: int,
         mask: Tensor | None = None,
         eos: int | None = None,
+        use_cache: bool | None = None,
     ) -> Tensor:
-        """Decode greedily with a causal model; see `gossamer.models.generate`."""
+        """Decode greedily with a causal model, without a cache; see `gossamer.models.generate`."""
+        if use_cache:
+            self.new_cache()
         if not self.causal:
             raise UnsupportedError(
                 "only a causal model decodes; got causal=False. Build it with causal=True."

@@ -24,6 +24,7 @@ from gossamer.losses import (
     estimate_transition,
     inject_noise,
 )
+from gossamer.measures import calibration_error
 from gossamer.recipes._outside import outside_data
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Data",
     "Fitted",
-    "calibration_error",
     "fit",
     "load",
     "measure",
@@ -247,23 +247,14 @@ def _outputs(network: nn.Module, data: Data) -> Fitted:
 
 def measure(fitted: Fitted, data: Data) -> dict[str, float]:
     """Return accuracy and calibration on the clean test, and what became of wrong labels."""
-    p, true = fitted.test.softmax(1), data.y_test
-    confidence, guess = p.max(1)
-    right = guess == true
+    report = calibration_error(fitted.test.double().softmax(1), data.y_test, num_bootstrap=1)
     found = {
-        "accuracy": 100 * float(right.float().mean()),
-        "ece": calibration_error(confidence, right),
-        "confidence": float(confidence.mean()),
+        "accuracy": 100 * report.accuracy,
+        "ece": report.error,
+        "confidence": report.confidence,
     }
     if bool(data.flipped.any()):
         wrong = data.flipped
         said = fitted.train[wrong].argmax(1) == data.true[wrong]
         found["repaired"] = 100 * float(said.float().mean())
     return found
-
-
-def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
-    """Return the mean gap between confidence and accuracy over bins of equal width."""
-    place = (confidence * bins).long().clamp(max=bins - 1)
-    gap = torch.zeros(bins).index_add(0, place, confidence - right.float())
-    return float(gap.abs().sum() / len(confidence))

@@ -9,12 +9,19 @@ from .base import Task as Task
 from .base import collate as collate
 from .base import parse_range as parse_range
 from .base import parse_two_ranges as parse_two_ranges
+from .build import LABELLED_NAMES as LABELLED_NAMES
 from .build import TASK_NAMES as TASK_NAMES
+from .build import build_labelled_task as build_labelled_task
 from .build import build_task as build_task
 from .build import parse_task as parse_task
 from .coupling import FunctionCoupling as FunctionCoupling
 from .fields import FieldCoupling as FieldCoupling
 from .hints import add_index_hints as add_index_hints
+from .images import ImageTask as ImageTask
+from .images import read_images as read_images
+from .labelled import LabelledBatch as LabelledBatch
+from .labelled import LabelledStream as LabelledStream
+from .labelled import LabelledTask as LabelledTask
 from .lego import LegoTask as LegoTask
 from .lego import guess_from_minus_signs as guess_from_minus_signs
 from .markov import MarkovTask as MarkovTask
@@ -31,5 +38,6 @@ from .strings import CopyTask as CopyTask
 from .strings import ParityTask as ParityTask
 from .strings import ReverseTask as ReverseTask
 from .structured import StructuredTask as StructuredTask
+from .table import TableTask as TableTask
 from .text import TextTask as TextTask
 from .user import FileTask as FileTask

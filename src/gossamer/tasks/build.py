@@ -9,8 +9,9 @@ from typing import Any
 from gossamer.checks import check_choice, check_given, check_keys
 from gossamer.errors import ConfigError
 from gossamer.tasks.base import Task
+from gossamer.tasks.labelled import LabelledTask
 
-__all__ = ["TASK_NAMES", "build_task", "parse_task"]
+__all__ = ["LABELLED_NAMES", "TASK_NAMES", "build_labelled_task", "build_task", "parse_task"]
 
 _TASKS = {
     "addition": ("addition", "AdditionTask"),
@@ -29,9 +30,11 @@ _TASKS = {
     "masked_text": ("masked_text", "MaskedTextTask"),
     "file": ("user", "FileTask"),
 }
-_WITH_PATH = ("text", "masked_text", "file")
+_LABELLED = {"table": ("table", "TableTask"), "images": ("images", "ImageTask")}
+_WITH_PATH = ("text", "masked_text", "file", *_LABELLED)
 
 TASK_NAMES = tuple(_TASKS)
+LABELLED_NAMES = tuple(_LABELLED)
 
 
 def build_task(spec: str, **options: Any) -> Task:
@@ -51,14 +54,42 @@ def build_task(spec: str, **options: Any) -> Task:
         [1, 5]
     """
     name, given = parse_task(spec)
-    module, symbol = _TASKS[name]
+    check_choice(name, _TASKS, "task")
+    built: Task = _build(name, _TASKS[name], {**given, **options})
+    return built
+
+
+def build_labelled_task(spec: str, **options: Any) -> LabelledTask:
+    """Build a task on rows that have one class each, from a name with a path.
+
+    Args:
+        spec: `"table:FILE.csv"` or `"images:PATH"`, options after the path:
+            `"table:my.csv,target=species"`.
+        **options: The task's own keywords; they win over those in `spec`.
+
+    Raises:
+        ConfigError: If the name or an option is unknown or malformed.
+        DataError: If the file is wrong.
+
+    Example:
+        >>> build_labelled_task("table:missing.csv")
+        Traceback (most recent call last):
+            ...
+        gossamer.errors.DataError: missing.csv does not exist. Give a CSV file in UTF-8 ...
+    """
+    name, given = parse_task(spec)
+    check_choice(name, _LABELLED, "task")
+    built: LabelledTask = _build(name, _LABELLED[name], {**given, **options})
+    return built
+
+
+def _build(name: str, where: tuple[str, str], options: dict[str, Any]) -> Any:
+    module, symbol = where
     task = getattr(importlib.import_module(f"gossamer.tasks.{module}"), symbol)
-    options = {**given, **options}
     check_keys(options, inspect.signature(task).parameters, f"task {name!r}")
     if name in _WITH_PATH:
         check_given(options, "path", f"task {name!r}")
-    built: Task = task(**options)
-    return built
+    return task(**options)
 
 
 def parse_task(spec: str) -> tuple[str, dict[str, Any]]:
@@ -72,9 +103,9 @@ def parse_task(spec: str) -> tuple[str, dict[str, Any]]:
         ('file', {'path': 'my.jsonl', 'coupling': 'none'})
     """
     name, _, tail = spec.partition(":")
-    if name not in _TASKS and spec.partition(",")[0].endswith(".jsonl"):
+    if name not in (*_TASKS, *_LABELLED) and spec.partition(",")[0].endswith(".jsonl"):
         name, tail = "file", spec
-    check_choice(name, (*_TASKS, "FILE.jsonl"), "task")
+    check_choice(name, (*_TASKS, *_LABELLED, "FILE.jsonl"), "task")
     return name, parse_options(tail, spec, path_first=name in _WITH_PATH)
 
 

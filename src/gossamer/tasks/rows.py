@@ -13,7 +13,7 @@ from typing import Any
 from gossamer.errors import DataError
 from gossamer.files import read_text
 
-__all__ = ["Row", "checksum", "held_out", "read_rows"]
+__all__ = ["Row", "checksum", "held_out", "read_rows", "unit_hash"]
 
 _KEYS = ("query", "answer", "groups")
 _HELD_OUT = 0.1
@@ -104,7 +104,7 @@ def held_out(rows: Sequence[Row], path: str) -> list[bool]:
         >>> sum(held_out([Row(str(n), "x", None, n) for n in range(1000)], "my.jsonl"))
         94
     """
-    hashes = {row.query: _hash(row.query) for row in rows}
+    hashes = {row.query: unit_hash(row.query) for row in rows}
     if len(hashes) < 2:
         raise DataError(
             f"{path} must hold at least two different queries, one to train on and one to test; "
@@ -115,8 +115,9 @@ def held_out(rows: Sequence[Row], path: str) -> list[bool]:
     return [hashes[row.query] <= limit for row in rows]
 
 
-def _hash(query: str) -> float:
-    return int.from_bytes(blake2b(query.encode(), digest_size=7).digest(), "big") / 2**56
+def unit_hash(text: str) -> float:
+    """Return a number from 0 to 1 that depends on the text alone."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big") / 2**56
 
 
 def _read_row(text: str, place: str, line: int) -> Row:

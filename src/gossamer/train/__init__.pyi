@@ -1,5 +1,6 @@
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
+from .class_losses import build_class_loss as build_class_loss
 from .config import TrainConfig as TrainConfig
 from .devices import check_device as check_device
 from .devices import pick_device as pick_device
@@ -9,14 +10,19 @@ from .hf_trainer import as_trainer_loss as as_trainer_loss
 from .job import TrainJob as TrainJob
 from .job import load_run as load_run
 from .job import train_task as train_task
+from .labelled import LabelledResult as LabelledResult
+from .labelled import load_labelled_run as load_labelled_run
+from .labelled import train_labelled as train_labelled
 from .logging import FileLogger as FileLogger
 from .logging import Logger as Logger
 from .logging import NoLogger as NoLogger
 from .loop import NumberedBatches as NumberedBatches
 from .loop import Trainer as Trainer
 from .loop import TrainResult as TrainResult
+from .losses import AnswerLoss as AnswerLoss
 from .losses import answer_logits as answer_logits
 from .losses import answer_loss as answer_loss
+from .noisy_label import NoisyLabelClassifier as NoisyLabelClassifier
 from .seeding import seed_all as seed_all
 from .solve import SolveResult as SolveResult
 from .solve import solve_queries as solve_queries

@@ -57,26 +57,66 @@ _TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def defaults_of(task: Mapping[str, Any]) -> dict[str, Any]:
+# the paper's architecture, and the learning rate and decay measured in its recipe: the product of
+# rate, decay and steps is 6, by which an initial scale is forgotten
+_INVARIANT: dict[str, Any] = {"name": "scale_invariant", "dim": 64, "num_layers": 2, "num_heads": 2}
+_FORGOTTEN = 6.0
+_LEAST_LENGTH = 128
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "sgd": {"lr": 0.1, "betas": [0.9, 0.98]},
+    "scale_invariant_sgd": {"lr": 0.2, "clip": 2.0},
+}
+_LABELLED: dict[str, Any] = {
+    "model": {"name": "mlp", "hidden_dims": [256, 256]},
+    "train": {"steps": 2000, "lr": 1e-3},
+    "batch_size": 64,
+}
+
+
+def defaults_of(
+    task: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the tables `task`, `model`, `train` and the batch size that suit a task.
 
     Args:
         task: The job's table.
+        model: What the user says of the model; another architecture has other defaults.
+        train: What the user says of the training; another optimiser has other defaults.
 
     Example:
         >>> defaults_of({"name": "text"})["model"]["positions"]
         'rope'
     """
     name = task.get("name")
+    if name in ("table", "images"):
+        return {"task": {}, **_LABELLED, "train": _with_optimizer(_LABELLED["train"], train)}
     own = _TASKS.get(name, {}) if isinstance(name, str) else {}
     if name == "file":
         own = _file_defaults(task.get("coupling"))
+    architecture = _COUPLED["model"] | own.get("model", {})
+    if (model or {}).get("name") == "scale_invariant":
+        longest = max(_LEAST_LENGTH, int(task.get("length", 0)) + 1)
+        causal = architecture["name"] == "decoder"
+        architecture = {**_INVARIANT, "causal": causal, "max_length": longest}
     return {
         "task": own.get("task", {}),
-        "model": _COUPLED["model"] | own.get("model", {}),
-        "train": _COUPLED["train"] | own.get("train", {}),
+        "model": architecture,
+        "train": _with_optimizer(_COUPLED["train"] | own.get("train", {}), train),
         "batch_size": own.get("batch_size", _COUPLED["batch_size"]),
     }
+
+
+def _with_optimizer(defaults: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return settings of training, with those that another optimiser needs."""
+    name = str((given or {}).get("optimizer", "adamw"))
+    found = {**defaults, **_OPTIMIZERS.get(name, {})}
+    if name == "scale_invariant_sgd":
+        both = {**found, **(given or {})}
+        found["weight_decay"] = _FORGOTTEN / (both["lr"] * max(1, both["steps"]))
+    return found
 
 
 def _file_defaults(coupling: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gossamer.train._defaults import defaults_of
 from gossamer.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from gossamer.models import Decoder, Encoder
+    from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer
     from gossamer.tasks import GridCell, Task
     from gossamer.train.evaluation import GridResult
 
@@ -33,8 +33,10 @@ class TrainJob:
     Args:
         task: `{"name": ..., option: ...}` as `build_task` takes it.
         model: Keywords of the model without the vocabulary, and its `name`, `"decoder"` (default)
-            or `"encoder"`. Default one layer of width 64 with coupled relative ids.
+            `"encoder"` or
+            `"scale_invariant"`. Default one layer of width 64 with coupled relative ids.
         train: Settings of the loop.
+        loss: `{"name": ...}` as `build_class_loss` takes it. Default cross-entropy.
         batch_size: Samples for each step. Range: >= 1. Default 64.
         seed: Of weights and samples. Range: >= 0. Default 0.
 
@@ -49,6 +51,7 @@ class TrainJob:
     task: Mapping[str, Any]
     model: Mapping[str, Any] = field(default_factory=lambda: defaults_of({})["model"])
     train: TrainConfig = field(default_factory=lambda: TrainConfig(steps=1200, lr=3e-3))
+    loss: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 64
     seed: int = 0
 
@@ -64,24 +67,23 @@ class TrainJob:
         """Build a job from the tables of a TOML file; unknown keys are errors.
 
         Args:
-            values: Tables `task`, `model`, `train` and the keys `batch_size`, `seed`.
+            values: Tables `task`, `model`, `train`, `loss` and the keys `batch_size`, `seed`.
             name: Where they come from, for messages.
         """
         check_keys(values, [f.name for f in dataclasses.fields(cls)], name)
         if "task" not in values:
             raise ConfigError(f"{name} needs a table [task] with a name; got none. Add one.")
-        for table in ("task", "model", "train"):
+        for table in ("task", "model", "train", "loss"):
             check_table(values.get(table, {}), f"[{table}] of {name}")
         parts = dict(values)
         train = dict(parts.pop("train", {}))
         check_keys(train, [f.name for f in dataclasses.fields(TrainConfig)], f"[train] of {name}")
-        if isinstance(train.get("betas"), list):
-            train["betas"] = tuple(train["betas"])
         task = _found(parts["task"])
-        defaults = defaults_of(task)
+        defaults = defaults_of(task, parts.get("model", {}), train)
         parts["task"] = defaults["task"] | task
         parts["model"] = defaults["model"] | dict(parts.get("model", {}))
-        parts["train"] = TrainConfig(**{**defaults["train"], **train})
+        train = {**defaults["train"], **train}
+        parts["train"] = TrainConfig(**{**train, **_betas(train)})
         parts.setdefault("batch_size", defaults["batch_size"])
         return cls(**parts)
 
@@ -98,13 +100,13 @@ class TrainJob:
         options = {key: value for key, value in self.task.items() if key != "name"}
         return build_task(self.task["name"], **options)
 
-    def build_model(self, task: Task) -> Decoder | Encoder:
+    def build_model(self, task: Task) -> Decoder | Encoder | ScaleInvariantTransformer:
         """Build the model, with weights drawn from the seed."""
         import inspect
 
         import torch
 
-        options = dict(self.model)
+        options = {key: value for key, value in self.model.items() if value is not None}
         kind = _model_class(options.pop("name", "decoder"))
         known = [p for p in inspect.signature(kind).parameters if p != "vocab_size"]
         check_keys(options, [*known, "name"], "[model]")
@@ -115,6 +117,26 @@ class TrainJob:
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             return kind(task.vocab_size, **options)
+
+    def check(self, task: Task) -> None:
+        """Build model, loss and optimiser once, so that a wrong option is found at once.
+
+        Raises:
+            ConfigError: If an option of one of them is unknown, or they do not fit each other.
+            DataError: If a file that the loss names is wrong.
+        """
+        import torch
+
+        from gossamer.train.class_losses import build_class_loss
+        from gossamer.train.optimizers import build_optimizers
+
+        build_class_loss(self.loss, task.vocab_size)
+        build_optimizers(self.build_model(task), self.train, torch.device("cpu"))
+
+
+def _betas(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pair as the configuration takes it; TOML knows lists only."""
+    return {"betas": tuple(train["betas"])} if isinstance(train.get("betas"), list) else {}
 
 
 def _found(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,12 +149,17 @@ def _found(task: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _model_class(name: Any) -> type[Decoder] | type[Encoder]:
-    from gossamer.models import Decoder, Encoder
+def _model_class(name: Any) -> type[Decoder] | type[Encoder] | type[ScaleInvariantTransformer]:
+    from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer
 
-    kinds: dict[str, type[Decoder] | type[Encoder]] = {"decoder": Decoder, "encoder": Encoder}
+    kinds: dict[str, Any] = {
+        "decoder": Decoder,
+        "encoder": Encoder,
+        "scale_invariant": ScaleInvariantTransformer,
+    }
     check_choice(str(name), kinds, "model")
-    return kinds[name]
+    found: type[Decoder] | type[Encoder] | type[ScaleInvariantTransformer] = kinds[name]
+    return found
 
 
 def _with_levels(positions: Any, levels: int) -> Any:
@@ -171,20 +198,22 @@ def train_task(
     """
     import tomli_w
 
+    from gossamer.train.class_losses import build_class_loss
     from gossamer.train.logging import FileLogger
     from gossamer.train.loop import Trainer
-    from gossamer.train.losses import answer_loss
+    from gossamer.train.losses import AnswerLoss
     from gossamer.train.seeding import seed_all
 
     path = Path(folder)
     task = task or job.build_task()
     model: Any = job.build_model(task)
+    loss = AnswerLoss(build_class_loss(job.loss, task.vocab_size))
     # all options, so that the run is known by its folder alone
     job = dataclasses.replace(job, task=task.config)
     cells = _reachable(model, task)
     seed_all(job.seed)  # what dropout and random starts draw from
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
-    trainer = Trainer(model, answer_loss, job.train, logger=FileLogger(path), quiet=quiet)
+    trainer = Trainer(model, loss, job.train, logger=FileLogger(path), quiet=quiet)
     trainer.fit(task.stream(job.batch_size, seed=job.seed), resume=resume)
     model.save_pretrained(path)
     return _measure(model, task, cells, num_samples)
@@ -207,7 +236,7 @@ def _measure(model: Any, task: Task, cells: list[GridCell], num_samples: int) ->
     return GridResult(tuple(rows))
 
 
-def _reachable(model: Decoder | Encoder, task: Task) -> list[GridCell]:
+def _reachable(model: Any, task: Task) -> list[GridCell]:
     """Return the cells of the task's grid whose samples the model can take, found before training.
 
     Raises:
@@ -229,12 +258,16 @@ def _reachable(model: Decoder | Encoder, task: Task) -> list[GridCell]:
     return cells
 
 
-def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder | Encoder, Task]:
+def load_run(
+    folder: str | os.PathLike[str],
+) -> tuple[Decoder | Encoder | ScaleInvariantTransformer, Task]:
     """Return the model and the task of a run folder that `train_task` or `gossamer train` wrote.
 
     Raises:
         DataError: If a file is missing or broken.
     """
+    from gossamer.tasks import LABELLED_NAMES
+
     path = Path(folder)
     if not path.is_dir():
         raise DataError(
@@ -247,5 +280,10 @@ def load_run(folder: str | os.PathLike[str]) -> tuple[Decoder | Encoder, Task]:
             "which keeps no model. Train one: gossamer train --task addition."
         )
     job = TrainJob.from_dict(values, str(path / "config.toml"))
+    if job.task["name"] in LABELLED_NAMES:
+        raise DataError(
+            f"expected a run on sequences; {path} is a classifier of {job.task['name']}. Use "
+            "load_labelled_run."
+        )
     model = _model_class(job.model.get("name", "decoder"))
     return model.from_pretrained(path), job.build_task()

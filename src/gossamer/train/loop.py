@@ -15,8 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigError, GossamerError
-from gossamer.optim import warmup_cosine
+from gossamer.errors import ConfigError, DataError, GossamerError
 from gossamer.progress import progress
 from gossamer.train.checkpoint import (
     load_checkpoint,
@@ -27,6 +26,7 @@ from gossamer.train.checkpoint import (
 from gossamer.train.config import TrainConfig
 from gossamer.train.devices import check_device
 from gossamer.train.logging import Logger, NoLogger
+from gossamer.train.optimizers import build_optimizers, schedule_of
 
 __all__ = ["NumberedBatches", "TrainResult", "Trainer"]
 
@@ -59,7 +59,7 @@ class TrainResult:
 
 
 class Trainer:
-    """Trains a model: AdamW, warm-up and cosine, clipping, checkpoints, resume, any device.
+    """Trains a model: optimiser, schedule, clipping, checkpoints, resume, any device.
 
     Every process of `accelerate launch` runs the same code; process r of w takes batches r, r + w,
     and so on. The run stops at the first loss that is not finite and names the step. An
@@ -108,16 +108,15 @@ class Trainer:
             resume: Go on from the checkpoint in the logger's folder, if there is one.
 
         Raises:
-            ConfigError: If the checkpoint belongs to other settings.
+            ConfigError: If the checkpoint belongs to other settings, or the optimiser does not
+                fit the model.
+            DataError: If the checkpoint is damaged, or of an earlier version.
             GossamerError: If a loss is not finite; the message names the step.
         """
         accelerator = _accelerator(self.config)
-        optimizer = _adamw(self.model, self.config, accelerator.device)
-        model, optimizer = accelerator.prepare(self.model, optimizer)
-        schedule = warmup_cosine(
-            self.config.steps, warmup=self.config.warmup, floor=self.config.floor
-        )
-        run = _Run(accelerator, model, optimizer, schedule)
+        optimizers = build_optimizers(self.model, self.config, accelerator.device)
+        model, *optimizers = accelerator.prepare(self.model, *optimizers)
+        run = _Run(accelerator, model, optimizers, schedule_of(self.config))
         first = self._restore(run) if resume else 0
         if accelerator.is_main_process:
             self.logger.rewind(first)
@@ -147,16 +146,18 @@ class Trainer:
         accelerator, config = run.accelerator, self.config
         if hasattr(batch, "to"):
             batch = batch.to(accelerator.device)
-        for group in run.optimizer.param_groups:
-            group["lr"] = config.lr * run.schedule(step)
+        for group in run.groups():
+            group["lr"] = group["peak"] * run.schedule(step)
         with accelerator.autocast():
             loss = self.loss(run.model, batch)
         self._check_loss(accelerator, loss, step)
-        run.optimizer.zero_grad()
+        for optimizer in run.optimizers:
+            optimizer.zero_grad()
         accelerator.backward(loss)
-        if config.clip:
+        if config.clip and config.optimizer != "scale_invariant_sgd":  # which clips by itself
             run.norm = float(accelerator.clip_grad_norm_(run.model.parameters(), config.clip))
-        run.optimizer.step()
+        for optimizer in run.optimizers:
+            optimizer.step()
         run.losses.append(loss.detach())
 
     def _check_loss(self, accelerator: Any, loss: Tensor, step: int) -> None:
@@ -178,7 +179,7 @@ class Trainer:
                 {
                     "progress": done / self.config.steps,
                     "loss": run.last_mean,
-                    "lr": run.optimizer.param_groups[0]["lr"],
+                    "lr": next(run.groups())["lr"],
                     "grad_norm": run.norm,
                     "seconds": round(time.perf_counter() - started, 3),
                 },
@@ -198,7 +199,10 @@ class Trainer:
             "config": self._resumable_config(),
             "processes": run.accelerator.num_processes,
             "model": self.model.state_dict(),
-            "optimizer": _optimizer_state(run.optimizer),
+            "optimizers": {
+                str(number): _optimizer_state(optimizer)
+                for number, optimizer in enumerate(run.optimizers)
+            },
             "random": random_state(),
             "scaler": scaler.state_dict() if (scaler := run.accelerator.scaler) else {},
             "window": {"losses": losses, "norm": run.norm, "mean": run.last_mean},
@@ -218,8 +222,15 @@ class Trainer:
                     f"got {now}. "
                     f"Set {name} back, or start a new run in another folder."
                 )
+        if "optimizers" not in state:
+            raise DataError(
+                f"the checkpoint in {self.logger.folder} must be of this version; got one of an "
+                "earlier version. Start a new run in another folder."
+            )
         self.model.load_state_dict(state["model"])
-        _load_optimizer_state(run.optimizer, state["optimizer"])
+        for number, optimizer in enumerate(run.optimizers):
+            # one without state, as plain SGD, leaves nothing in the file
+            _load_optimizer_state(optimizer, state["optimizers"].get(str(number), {}))
         restore_random_state(state["random"])
         if run.accelerator.scaler and state["scaler"]:
             run.accelerator.scaler.load_state_dict(state["scaler"])
@@ -238,15 +249,24 @@ class _Run:
     """What one call of `fit` carries from step to step."""
 
     def __init__(
-        self, accelerator: Any, model: nn.Module, optimizer: Any, schedule: Callable[[int], float]
+        self,
+        accelerator: Any,
+        model: nn.Module,
+        optimizers: list[Any],
+        schedule: Callable[[int], float],
     ) -> None:
         self.accelerator = accelerator
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self.schedule = schedule
         self.losses: list[Tensor] = []
         self.norm = math.nan
         self.last_mean = math.nan
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Yield the groups of parameters of all optimisers."""
+        for optimizer in self.optimizers:
+            yield from optimizer.param_groups
 
 
 def _accelerator(config: TrainConfig) -> Any:
@@ -259,21 +279,6 @@ def _accelerator(config: TrainConfig) -> Any:
     AcceleratorState._reset_state(reset_partial_state=not launched)
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[config.precision]
     return Accelerator(mixed_precision=precision, cpu=config.device == "cpu")
-
-
-def _adamw(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=config.lr,
-        betas=config.betas,
-        fused=device.type in ("cpu", "cuda"),
-    )
 
 
 def _optimizer_state(optimizer: Any) -> dict[str, Any]:

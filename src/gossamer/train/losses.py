@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from gossamer.tasks import PAD, Batch
 
-__all__ = ["answer_logits", "answer_loss"]
+__all__ = ["AnswerLoss", "answer_logits", "answer_loss"]
 
 
 def answer_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -34,8 +35,34 @@ def answer_loss(model: nn.Module, batch: Batch) -> Tensor:
     Source: Cho et al., NeurIPS 2024, section 3: loss on the answer only.
     Deviations: none
     """
-    logits, targets, wanted = answer_logits(model, batch)
-    return F.cross_entropy(logits[wanted], targets[wanted])
+    return AnswerLoss(F.cross_entropy)(model, batch)
+
+
+class AnswerLoss:
+    """Any loss on classes, on the answer tokens and the end token.
+
+    Args:
+        loss: Called with logits `(N, V)` and tokens `(N,)`.
+
+    Example:
+        >>> from gossamer.losses import LabelSmoothingLoss
+        >>> from gossamer.models import Decoder
+        >>> from gossamer.tasks import AdditionTask
+        >>> loss = AnswerLoss(LabelSmoothingLoss(0.1))
+        >>> bool(loss(Decoder(14, 16, 1, 2), AdditionTask().stream(4, seed=0).batch(0)) > 0)
+        True
+
+    Source: as `answer_loss`.
+    Deviations: none
+    """
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.loss = loss
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of a batch, a scalar."""
+        logits, targets, wanted = answer_logits(model, batch)
+        return self.loss(logits[wanted], targets[wanted])
 
 
 def answer_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

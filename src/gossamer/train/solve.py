@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gossamer.checks import check_range
 from gossamer.errors import DataError
-from gossamer.models import Decoder, Encoder
+from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer
 from gossamer.tasks import PAD, Task
 
 __all__ = ["SolveResult", "solve_queries"]
@@ -44,7 +44,7 @@ class SolveResult:
 
 
 def solve_queries(
-    model: Decoder | Encoder,
+    model: Decoder | Encoder | ScaleInvariantTransformer,
     task: Task,
     queries: Sequence[str],
     *,
@@ -87,7 +87,7 @@ def solve_queries(
     for begin in range(0, len(order), batch_size):
         chosen = order[begin : begin + batch_size]
         part = [prompts[i] for i in chosen]
-        if isinstance(model, Encoder):
+        if not model.causal:
             answers = _fill(model, part)
         else:
             answers = _generate(model, task, part, use_cache)
@@ -109,7 +109,7 @@ def _result(task: Task, query: str, tokens: Tensor, check: bool) -> SolveResult:
 
 
 def _generate(
-    model: Decoder, task: Task, prompts: list[tuple[Tensor, Tensor]], use_cache: bool | None
+    model: Any, task: Task, prompts: list[tuple[Tensor, Tensor]], use_cache: bool | None
 ) -> list[Tensor]:
     longest = max(len(tokens) for tokens, _ in prompts)
     new = max(len(ids) - len(tokens) for tokens, ids in prompts)
@@ -133,7 +133,7 @@ def _generate(
 
 
 @torch.no_grad()
-def _fill(model: Encoder, prompts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def _fill(model: Any, prompts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Return the most likely tokens at the blanks, those of the answers and in the prompts."""
     lengths = torch.tensor([len(ids) for _, ids in prompts])
     ids = pad_sequence([ids for _, ids in prompts], batch_first=True)

@@ -1,0 +1,192 @@
+"""Labelled images: a folder for each class, an `.npz` file, or the files of MNIST."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossamer.checks import check_range
+from gossamer.errors import DataError
+from gossamer.tasks.labelled import LabelledTask
+
+__all__ = ["ImageTask", "read_images"]
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_MAGIC = {"images": 2051, "labels": 2049}
+_AS = "a folder with one folder of images for each class, an .npz with images and labels, or a folder with IDX files"  # noqa: E501
+
+
+class ImageTask(LabelledTask):
+    """Classes of images.
+
+    A share of the images is kept for tests, drawn once by a fixed seed.
+
+    Args:
+        path: A folder with one folder of images for each class; an `.npz` file with `images`
+            `(N, H, W)` or `(N, H, W, C)` and `labels` `(N,)`; or a folder with a pair of IDX
+            files, such as `train-images-idx3-ubyte.gz` and `train-labels-idx1-ubyte.gz`.
+        test_share: Range: > 0, < 1. Default 0.2.
+
+    Raises:
+        ConfigError: If the share is out of range.
+        DataError: If there are no images, they differ in size, or one cannot be read; the message
+            names the file.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "squares.npz"
+        >>> np.savez(path, images=np.zeros((10, 4, 4), np.uint8), labels=np.arange(10) % 2)
+        >>> ImageTask(path).shape
+        (1, 4, 4)
+
+    Source: the library's own; IDX: LeCun et al., the MNIST database.
+    Deviations: none
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, test_share: float = 0.2) -> None:
+        check_range(test_share, "test_share", low=0.0, high=1.0, open_low=True)
+        self.path, self.test_share = str(path), test_share
+        images, labels, self.classes, self.lines = read_images(path)
+        self.x = torch.from_numpy(images)
+        self.labels = torch.from_numpy(labels)
+        count = min(max(1, round(test_share * len(images))), len(images) - 1)
+        if count < 1:
+            raise DataError(f"{path} must hold at least two images; got {len(images)}. Add some.")
+        order = np.random.default_rng(0).permutation(len(images))
+        self.test_rows = torch.zeros(len(images), dtype=torch.bool)
+        self.test_rows[torch.from_numpy(order[:count])] = True
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Name and options."""
+        return {"name": "images", "path": self.path, "test_share": self.test_share}
+
+
+def read_images(
+    path: str | os.PathLike[str],
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
+    """Return images `(N, C, H, W)` between 0 and 1, labels, names of classes, and where each lies.
+
+    Args:
+        path: As for `ImageTask`.
+
+    Raises:
+        DataError: If there are no images, they differ in size, or one cannot be read.
+    """
+    found = Path(path)
+    if found.is_file():
+        images, labels = _read_npz(found)
+    elif _idx_file(found, "images"):
+        images, labels = _read_idx(found)
+    else:
+        return _read_folder(found)
+    if len(images) == 0 or len(images) != len(labels):
+        raise DataError(
+            f"{path} must hold as many labels as images, at least one; got {len(labels)} and "
+            f"{len(images)}. Look how it was written."
+        )
+    images = images[..., None] if images.ndim == 3 else images
+    named, numbers = np.unique(labels, return_inverse=True)
+    lines = tuple(f"{path}, image {n}" for n in range(len(images)))
+    return _as_floats(images), numbers.astype(np.int64), tuple(map(str, named.tolist())), lines
+
+
+def _as_floats(images: NDArray[Any]) -> NDArray[np.float32]:
+    scaled = images.astype(np.float32)
+    if np.issubdtype(images.dtype, np.integer):
+        scaled = scaled / np.float32(255)
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = [name for name in ("images", "labels") if name not in arrays]
+            if missing:
+                raise DataError(
+                    f"{path} must hold the arrays images and labels; got {list(arrays)}. Save it "
+                    "by numpy.savez(path, images=..., labels=...)."
+                )
+            images, labels = arrays["images"], arrays["labels"]
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} must be {_AS}; got {error}. Check the path.") from None
+    if images.ndim not in (3, 4) or labels.ndim != 1:
+        raise DataError(
+            f"{path} must hold images (N, H, W) or (N, H, W, C) and labels (N,); got "
+            f"{images.shape} and {labels.shape}. Put the channels last."
+        )
+    return images, labels
+
+
+def _idx_file(folder: Path, what: str) -> Path | None:
+    pattern = f"*{what}*idx*ubyte*" if folder.is_dir() else ""
+    return next(iter(sorted(folder.glob(pattern))), None) if pattern else None
+
+
+def _read_idx(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    found: list[NDArray[Any]] = []
+    for what, axes in (("images", 3), ("labels", 1)):
+        path = _idx_file(folder, what)
+        if path is None:
+            raise DataError(
+                f"{folder} must hold an IDX file of {what}, such as t10k-{what}-idx{axes}-ubyte.gz;"
+                " got none. Put it there."
+            )
+        try:
+            content = path.read_bytes()
+            content = gzip.decompress(content) if path.suffix == ".gz" else content
+        except (OSError, EOFError) as error:
+            raise DataError(f"{path} must be an IDX file; got {error}. Get it again.") from None
+        sizes = [int.from_bytes(content[4 * k : 4 * k + 4], "big") for k in range(axes + 1)]
+        body = content[4 * (axes + 1) :]
+        if sizes[0] != _MAGIC[what] or int(np.prod(sizes[1:])) != len(body):
+            raise DataError(
+                f"{path} must be an IDX file with the number {_MAGIC[what]} and as many bytes as "
+                f"its sizes say; got {sizes[0]} and {len(body)} bytes. Get it again."
+            )
+        found.append(np.frombuffer(body, np.uint8).reshape(sizes[1:]))
+    return found[0], found[1]
+
+
+def _read_folder(
+    folder: Path,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
+    from PIL import Image, UnidentifiedImageError
+
+    places = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    files = [
+        (number, file)
+        for number, place in enumerate(places)
+        for file in sorted(place.rglob("*"))
+        if file.suffix.lower() in _SUFFIXES
+    ]
+    if not files:
+        raise DataError(f"{folder} must be {_AS}; got no image. Check the path.")
+    grey = True
+    images = []
+    for _, file in files:
+        try:
+            with Image.open(file) as image:
+                grey = grey and image.mode in ("1", "L")
+                images.append(np.asarray(image.convert("RGB")))
+        except (OSError, UnidentifiedImageError) as error:
+            raise DataError(f"{file}: expected an image; got {error}. Remove it.") from None
+        if images[-1].shape != images[0].shape:
+            raise DataError(
+                f"{file}: expected {images[0].shape[1]} x {images[0].shape[0]} pixels as in "
+                f"{files[0][1]}; got {images[-1].shape[1]} x {images[-1].shape[0]}. Bring all "
+                "images to one size first."
+            )
+    stacked = np.stack(images)[..., : 1 if grey else 3]
+    labels = np.array([number for number, _ in files], np.int64)
+    names = tuple(place.name for place in places)
+    return _as_floats(stacked), labels, names, tuple(str(file) for _, file in files)
