@@ -189,6 +189,8 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         return module(ids)
     if package == "losses" and hasattr(module, "of_rows"):  # one class for each row
         return module(torch.ones(1, 2, dtype=dtype), [0])
+    if type(module).__name__ == "DistillationLoss":
+        return module(torch.ones(1, 2, dtype=dtype), torch.ones(1, 2, dtype=dtype), [0])
     if package == "losses":
         pairs = "InBatch" in type(module).__name__
         return module(torch.ones(1, 1 if pairs else 2, dtype=dtype), [[0]])

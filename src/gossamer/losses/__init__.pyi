@@ -1,4 +1,5 @@
 from .binary import BinaryCrossEntropyLoss as BinaryCrossEntropyLoss
+from .distillation import DistillationLoss as DistillationLoss
 from .gather import gather_with_grad as gather_with_grad
 from .grad_cache import GradientCache as GradientCache
 from .multilabel import CoupledSoftmaxLoss as CoupledSoftmaxLoss
@@ -16,6 +17,7 @@ from .soft_top_k import SoftTopKLoss as SoftTopKLoss
 from .soft_top_k import soft_top_k as soft_top_k
 from .streamed import sharded_loss as sharded_loss
 from .streaming import streamed_logsumexp as streamed_logsumexp
+from .teachers import TopKLogits as TopKLogits
 from .transition import SymmetricNoise as SymmetricNoise
 from .transition import estimate_transition as estimate_transition
 from .transition import inject_noise as inject_noise

@@ -12,14 +12,15 @@ from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.losses._rows import REDUCTIONS
 
-__all__ = ["WEIGHT_MODES", "ClassLoss", "pick", "product"]
+__all__ = ["WEIGHT_MODES", "ClassLoss", "in_chunks", "pick", "product"]
 
 WEIGHT_MODES = ("class", "sample")
 _SUM_TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 _CHUNK_NUMBERS = 2**19  # 2 MiB of float32: a chunk and its copies stay in the cache
 _DEVICE_CHUNK_NUMBERS = 2**25
 
-RowLoss = Callable[[Tensor, Tensor], Tensor]
+RowLoss = Callable[..., Tensor]
+"""From rows of logits and what belongs to the rows, such as labels, to the loss of each row."""
 
 
 class ClassLoss(nn.Module):
@@ -163,7 +164,7 @@ class ClassLoss(nn.Module):
                 rows = torch.where(kept[:, None], rows, 0.0)
             values = of(rows, targets)
         else:
-            values = _InChunks.apply(rows, targets, kept, of)  # type: ignore[no-untyped-call]
+            values = in_chunks(of, rows, targets, kept=kept)
         if kept is not None:
             values = torch.where(kept, values, 0.0)
         if bool(values.isnan().any()):
@@ -187,6 +188,19 @@ class ClassLoss(nn.Module):
         return f"ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
+def in_chunks(of: RowLoss, rows: Tensor, *targets: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Return the loss of each row, `of(rows, *targets)`, some rows at a time.
+
+    Args:
+        of: Called with some rows of the logits and the same rows of each target.
+        rows: Logits, `(M, C)`.
+        targets: Tensors of M rows; no gradient reaches them.
+        kept: Which rows get a gradient, `(M,)`. Default all.
+    """
+    values: Tensor = _InChunks.apply(rows, kept, of, *targets)  # type: ignore[no-untyped-call]
+    return values
+
+
 class _InChunks(torch.autograd.Function):
     """A loss of many rows, chunk by chunk, with the gradient of each while it is in the cache.
 
@@ -195,38 +209,40 @@ class _InChunks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, labels: Tensor, kept: Tensor | None, of: RowLoss) -> Tensor:
-        ctx.save_for_backward(rows, labels)
+    def forward(
+        ctx: Any, rows: Tensor, kept: Tensor | None, of: RowLoss, *targets: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(rows, *targets)
         ctx.kept, ctx.of = kept, of
         if not ctx.needs_input_grad[0]:
-            return torch.cat([of(part, target) for part, target in _chunks(rows, labels)])
-        values, ctx.gradient = _with_gradient(rows, labels, of)
+            return torch.cat([of(*parts) for parts in _chunks(rows, *targets)])
+        values, ctx.gradient = _with_gradient(of, rows, *targets)
         return values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, labels = ctx.saved_tensors
+        rows, *targets = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is asked for
-            (result,) = torch.autograd.grad(ctx.of(rows, labels), rows, grad, create_graph=True)
+            (result,) = torch.autograd.grad(ctx.of(rows, *targets), rows, grad, create_graph=True)
         else:
             # given away, since it is scaled in place; a second pass makes it again
             result, ctx.gradient = ctx.gradient, None
             if result is None:
-                _, result = _with_gradient(rows, labels, ctx.of)
+                _, result = _with_gradient(ctx.of, rows, *targets)
             result = result.mul_(grad[:, None])
         if ctx.kept is not None:
             result = torch.where(ctx.kept[:, None], result, 0.0)
-        return result, None, None, None
+        return result, None, None, *(None for _ in targets)
 
 
-def _with_gradient(rows: Tensor, labels: Tensor, of: RowLoss) -> tuple[Tensor, Tensor]:
+def _with_gradient(of: RowLoss, rows: Tensor, *targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each row and its gradient by the logits of the row."""
     gradient = torch.empty_like(rows)
     values = []
-    for part, target, place in _chunks(rows, labels, gradient):
+    for place, part, *others in _chunks(gradient, rows, *targets):
         leaf = part.detach().requires_grad_()
         with torch.enable_grad():
-            value = of(leaf, target)
+            value = of(leaf, *others)
         place.copy_(torch.autograd.grad(value, leaf, torch.ones_like(value))[0])
         values.append(value.detach())
     return torch.cat(values), gradient

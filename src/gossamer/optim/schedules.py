@@ -1,4 +1,4 @@
-"""Multipliers of the learning rate as plain functions of the step."""
+"""Multipliers of the learning rate, and other weights, as plain functions of the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gossamer.checks import check_range
 from gossamer.errors import ConfigError
 
-__all__ = ["step_decay", "warmup_cosine"]
+__all__ = ["step_decay", "switch_at", "warmup_cosine"]
 
 
 def warmup_cosine(
@@ -78,3 +78,34 @@ def step_decay(milestones: Sequence[int], *, factor: float = 0.1) -> Callable[[i
     if steps != sorted(steps):
         raise ConfigError(f"milestones must rise; got {steps}. Sort them.")
     return lambda step: float(factor ** sum(step >= milestone for milestone in steps))
+
+
+def switch_at(step: int, before: float, after: float) -> Callable[[int], float]:
+    """One value before a step, another from it on.
+
+    As `alpha` of `gossamer.losses.DistillationLoss` it switches between teacher and labels.
+
+    Args:
+        step: The first with the second value. Unit: steps. Range: >= 0.
+        before: Value of the steps 0 to `step` - 1.
+        after: Value of the later ones.
+
+    Returns:
+        A function from the 0-based step to the value.
+
+    Raises:
+        ConfigError: If a number is out of its range.
+
+    Example:
+        >>> alpha = switch_at(1000, 1.0, 0.0)
+        >>> alpha(999), alpha(1000)
+        (1.0, 0.0)
+
+    Source: Nagarajan et al., *On student-teacher deviations in distillation*, NeurIPS 2023: loss
+        switching.
+    Deviations: none
+    """
+    check_range(step, "step", low=0, integer=True)
+    check_range(before, "before")
+    check_range(after, "after")
+    return lambda now: before if now < step else after
