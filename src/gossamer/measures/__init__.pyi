@@ -3,6 +3,9 @@ from .calibration import ReliabilityCurve as ReliabilityCurve
 from .calibration import calibration_error as calibration_error
 from .calibration import fit_temperature as fit_temperature
 from .calibration import reliability_curve as reliability_curve
+from .deviations import Deviation as Deviation
+from .deviations import DeviationReport as DeviationReport
+from .deviations import deviation_report as deviation_report
 from .heads import HeadReport as HeadReport
 from .heads import head_report as head_report
 from .labels import LabelErrorReport as LabelErrorReport
