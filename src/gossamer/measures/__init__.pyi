@@ -6,6 +6,11 @@ from .calibration import reliability_curve as reliability_curve
 from .deviations import Deviation as Deviation
 from .deviations import DeviationReport as DeviationReport
 from .deviations import deviation_report as deviation_report
+from .eigen import EigenTracker as EigenTracker
+from .eigen import EigenTrajectory as EigenTrajectory
+from .eigen import MatchedProgress as MatchedProgress
+from .eigen import eigen_progress as eigen_progress
+from .eigen import matched_progress as matched_progress
 from .heads import HeadReport as HeadReport
 from .heads import head_report as head_report
 from .labels import LabelErrorReport as LabelErrorReport
