@@ -43,6 +43,7 @@ BUILD = {
     "layers.Residual": {"norm": "pre"},
     "models.Decoder": {"vocab_size": 14, "num_layers": 1},
     "models.DualEncoder": {"encoder": BagEncoder(4)},
+    "models.MultiLayerPerceptron": {"num_features": 8, "num_classes": 2},
     "models.Encoder": {"vocab_size": 14, "num_layers": 1, "max_length": 4, "num_segments": 2},
     "attention.LinformerAttention": {"length": 4, "projection_dim": 2},
     "attention.ShawAttention": {"max_distance": 2},

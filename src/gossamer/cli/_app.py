@@ -11,7 +11,7 @@ from gossamer._version import __version__
 __all__ = ["build_app"]
 
 _EVIDENCE, _SEQUENCES = Group("Evidence", sort_key=1), Group("Sequences", sort_key=2)
-_RETRIEVAL = Group("Retrieval", sort_key=3)
+_RETRIEVAL, _NETWORKS = Group("Retrieval", sort_key=3), Group("Networks", sort_key=6)
 
 # name, module and group; the function is `run` in that module, its docstring the help. A module
 # named `list` would hide the built-in in this package.
@@ -29,6 +29,7 @@ _COMMANDS = (
     ("rank", "rank", _RETRIEVAL),
     ("evaluate", "evaluate", _RETRIEVAL),
     ("serve", "serve", _RETRIEVAL),
+    ("audit", "audit", _NETWORKS),
 )
 
 

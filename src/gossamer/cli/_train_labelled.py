@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.cli._audit_checks import reliability_figure
 from gossamer.cli._common import Common, print_json, set_threads
 from gossamer.cli._train_page import loss_figure, read_losses
 
@@ -144,22 +145,7 @@ def _write_inputs(
                 {"name": "model", "title": "This model", "role": "ours"},
                 {"name": "perfect", "title": "Perfectly calibrated", "role": "baseline"},
             ],
-            "figures": [_reliability(), loss_figure("loss (nats a row)")],
+            "figures": [reliability_figure(), loss_figure("loss (nats a row)")],
             "command": shlex.join(["gossamer", "train", "--config", f"{folder}/config.toml"]),
         },
     )
-
-
-def _reliability() -> dict[str, Any]:
-    return {
-        "kind": "curve",
-        "name": "reliability",
-        "title": "Reliability: accuracy against confidence",
-        "alt": "Share of right rows against their mean confidence, bin by bin.",
-        "where": {"kind": "bin"},
-        "group": "arm",
-        "x": "confidence",
-        "y": "accuracy",
-        "x_label": "confidence",
-        "y_label": "accuracy",
-    }

@@ -15,7 +15,7 @@ from ._data import Row, need_columns, numeric
 from ._run import FigureSpec, Run
 from .figures import DRAW
 
-__all__ = ["Drawn", "draw_figure", "value_range"]
+__all__ = ["Drawn", "draw_figure", "filtered", "value_range"]
 
 _READING = {
     "curve": "Line: median over the n seeds. Band: from the lowest to the highest seed.",
@@ -40,7 +40,8 @@ def _matches(cell: Any, wanted: Any) -> bool:
     return any(cell == option or str(cell) == str(option) for option in options)
 
 
-def _filtered(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
+def filtered(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
+    """Return the rows whose cells agree with a filter; an error if none does."""
     need_columns(rows, where)
     kept = [
         row for row in rows if all(_matches(row.get(c, ""), wanted) for c, wanted in where.items())
@@ -70,7 +71,7 @@ def _one_arm(rows: Sequence[Row], spec: FigureSpec, run: Run) -> tuple[list[Row]
 
 
 def _rows(spec: FigureSpec, run: Run) -> tuple[list[Row], str]:
-    rows, note = _one_arm(_filtered(run.rows, spec.where), spec, run)
+    rows, note = _one_arm(filtered(run.rows, spec.where), spec, run)
     names = [arm.name for arm in run.page.arms]
     rank = {name: index for index, name in enumerate(names)}
     rows.sort(key=lambda row: rank.get(str(row.get("arm", "")), len(rank)))

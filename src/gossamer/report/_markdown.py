@@ -78,8 +78,8 @@ def _terms(run: Run) -> str:
     return "".join(f"- **{term}:** {text}\n" for term, text in how_to_read(run))
 
 
-def run_markdown(run: Run, drawn: Sequence[Drawn]) -> str:
-    """The report of a run."""
+def run_markdown(run: Run, drawn: Sequence[Drawn], lists: str = "") -> str:
+    """The report of a run; `lists` is the section of its declared tables."""
     page, verdict = run.page, run.summary.verdict
     parts = [
         f"# {plain(page.title)}\n",
@@ -92,6 +92,7 @@ def run_markdown(run: Run, drawn: Sequence[Drawn]) -> str:
         f"## Claims\n\n{_claims(run)}" if run.summary.claims else "",
         "## Figures\n" if drawn else "",
         *_figures(drawn),
+        lists,
         f"## Results\n\n{grid_markdown(results_grid(run))}",
         f"## How to read this\n\n{_terms(run)}",
         f"## Deviations from the paper\n\n{bullets(page.deviations)}" if page.paper else "",

@@ -15,7 +15,18 @@ from gossamer.files import read_json
 from ._schema import build
 from .tables import read_table
 
-__all__ = ["Arm", "Claim", "Column", "FigureSpec", "Page", "Run", "Side", "Summary", "read_run"]
+__all__ = [
+    "Arm",
+    "Claim",
+    "Column",
+    "FigureSpec",
+    "ListSpec",
+    "Page",
+    "Run",
+    "Side",
+    "Summary",
+    "read_run",
+]
 
 _REPEAT = "Repair the file, or repeat the run with --resume, which writes it again."
 
@@ -108,6 +119,18 @@ class FigureSpec:
 
 
 @dataclass(frozen=True)
+class ListSpec:
+    """A table of rows as they are: which ones, and which of their columns."""
+
+    STRICT: ClassVar[bool] = True
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Page:
     """The file `page.json`: the words around the numbers."""
 
@@ -117,6 +140,7 @@ class Page:
     columns: tuple[Column, ...] = ()
     arms: tuple[Arm, ...] = ()
     figures: tuple[FigureSpec, ...] = ()
+    lists: tuple[ListSpec, ...] = ()
     deviations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     command: str = ""

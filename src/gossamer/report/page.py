@@ -13,6 +13,7 @@ from ._comparison import Comparison, comparison_html, comparison_markdown, compa
 from ._drawing import draw_figure
 from ._grid import results_grid
 from ._html import document, section
+from ._lists import list_rows, lists_html, lists_markdown
 from ._markdown import run_markdown
 from ._run import Run, read_run
 from ._scoreboard import scoreboard_html, scoreboard_markdown, scoreboard_rows
@@ -67,13 +68,15 @@ def write_page(folder: str | Path) -> Path:
     for one in drawn:
         write_text(run.folder / "figures" / f"{one.name}.svg", one.svg)
     write_table(run.summary.table, run.folder / "table.csv")
-    write_text(run.folder / "report.md", run_markdown(run, drawn))
+    listed = [list_rows(spec, run) for spec in run.page.lists]
+    write_text(run.folder / "report.md", run_markdown(run, drawn, lists_markdown(listed)))
     target = run.folder / "report.html"
     table = grid_table(results_grid(run), "Each method, with what was measured")
     parts = [
         opening(run),
         claims(run),
         figures(drawn),
+        lists_html(listed),
         section("results", "Results", table),
         reading(run),
     ]

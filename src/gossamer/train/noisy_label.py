@@ -94,7 +94,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     >>> x = np.random.default_rng(0).standard_normal((200, 2))
     >>> truth = (x[:, 0] > 0).astype(int)
     >>> labels = np.where(np.arange(200) % 5 == 0, 1 - truth, truth)
-    >>> model = NoisyLabelClassifier(hidden_dims=(16,), max_epochs=10, random_state=0)
+    >>> model = NoisyLabelClassifier(hidden_dims=(16,), lr=0.01, max_epochs=20, random_state=0)
     >>> bool(model.fit(x, labels).score(x, truth) > 0.9)
     True
     """

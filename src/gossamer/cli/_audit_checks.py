@@ -1,0 +1,250 @@
+"""Checks of `gossamer audit` that need numbers alone: calibration, deviations, wrong labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gossamer.cli._audit import Finding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from gossamer.tasks import LabelledTask
+
+__all__ = ["calibration", "deviations", "labels"]
+
+_EPOCHS, _QUICK_EPOCHS = 60, 15
+_LEAST_STEPS = 300
+"""Steps of a small table, whose passes are few steps each."""
+_FOLDS, _QUICK_FOLDS = 5, 3
+
+
+def calibration(probabilities: Any, true: Any, *, seed: int, note: str = "") -> Finding:
+    """Measure the calibration error and draw the reliability diagram.
+
+    Args:
+        probabilities: `(N, C)`.
+        true: `(N,)`, labels.
+        seed: Of the bootstrap.
+        note: Where the rows come from.
+    """
+    from gossamer.measures import calibration_error, reliability_curve
+
+    report = calibration_error(probabilities, true, random_state=seed)
+    bins = reliability_curve(probabilities, true).rows()
+    beyond = "beyond" if report.error > report.chance else "not beyond"
+    rows: list[dict[str, Any]] = [{"kind": "bin", **one} for one in bins]
+    rows += [
+        {"kind": "bin", "arm": "perfect", "confidence": value, "accuracy": value}
+        for value in (0.0, 1.0)
+    ]
+    return Finding(
+        values={"accuracy": 100 * report.accuracy, "ece": report.error},
+        columns=[
+            {"name": "accuracy", "label": "accuracy", "unit": "%"},
+            {"name": "ece", "label": "calibration error", "unit": ""},
+        ],
+        lines=[
+            f"calibration: error {report.error:.3f} ({report.low:.3f} to {report.high:.3f}), "
+            f"{beyond} what chance gives ({report.chance:.3f}); accuracy "
+            f"{100 * report.accuracy:.1f} %, mean confidence {100 * report.confidence:.1f} %, "
+            f"{report.num_rows} rows"
+        ],
+        rows=rows,
+        figures=[reliability_figure()],
+        arms=[{"name": "perfect", "title": "Perfectly calibrated", "role": "baseline"}],
+        notes=[
+            f"Calibration error with its 95 % interval: {report.error:.3f} ({report.low:.3f} to "
+            f"{report.high:.3f}); a perfectly calibrated model with these confidences stays below "
+            f"{report.chance:.3f} in 95 % of test sets of this size.",
+            *([note] if note else []),
+        ],
+        details=report.to_dict(),
+    )
+
+
+def reliability_figure() -> dict[str, Any]:
+    """Return the reliability diagram as `page.json` asks for it."""
+    return {
+        "kind": "curve",
+        "name": "reliability",
+        "title": "Reliability: accuracy against confidence",
+        "alt": "Share of right rows against their mean confidence, bin by bin.",
+        "where": {"kind": "bin"},
+        "group": "arm",
+        "x": "confidence",
+        "y": "accuracy",
+        "x_label": "confidence",
+        "y_label": "accuracy",
+    }
+
+
+def deviations(
+    student: Mapping[str, NDArray[np.generic]],
+    teacher: Mapping[str, NDArray[np.generic]],
+    control: Mapping[str, NDArray[np.generic]] | None,
+    *,
+    seed: int,
+) -> Finding:
+    """Measure how a student deviates from its teacher, beside a control if there is one.
+
+    Args:
+        student: Arrays of its file.
+        teacher: The same.
+        control: The same, of a run that had no teacher; or none.
+        seed: Of the bootstrap.
+    """
+    from gossamer.measures import deviation_report
+
+    files = [teacher, student, *([control] if control is not None else [])]
+    ids = [file["ids"] for file in files if "ids" in file]
+    report = deviation_report(
+        teacher["logits"],
+        student["logits"],
+        labels=student.get("labels", teacher.get("labels")),
+        control_logits=None if control is None else control["logits"],
+        ids=ids if len(ids) == len(files) else None,
+        random_state=seed,
+    )
+    rows: list[dict[str, Any]] = []
+    for arm, part in (("audited", report.student), ("control", report.control)):
+        for tenth in () if part is None else part.deciles:
+            own = {key: tenth[key] for key in ("teacher", "gap", "low", "high", "count")}
+            rows.append({"kind": "decile", "arm": arm, "mean": tenth["run"], **own})
+    ends = [row["teacher"] for row in rows]
+    rows += [
+        {"kind": "decile", "arm": "equal", "teacher": value, "mean": value}
+        for value in (min(ends), max(ends))
+    ]
+    lines, notes = [], []
+    for one in (report.student, report.control):
+        if one is not None:
+            lines.append(
+                f"deviations of the {one.run}: slope {one.slope:.3f} ({one.slope_interval[0]:.3f} "
+                f"to {one.slope_interval[1]:.3f}), orthogonal slope {one.deming_slope:.3f}, "
+                f"{100 * one.low_confidence_underfit:.0f} % of the teacher's least sure quarter "
+                f"below it, same class in {100 * one.agreement:.1f} %"
+            )
+    if report.control is None:
+        notes.append(
+            "No control was given. Two runs without any teacher deviate from each other too, so "
+            "that a slope above 1 alone shows no exaggeration: give --control FILE.npz."
+        )
+    return Finding(
+        values={
+            "slope": report.slope,
+            "deming_slope": report.deming_slope,
+            "underfit": 100 * report.low_confidence_underfit,
+            "agreement": 100 * report.agreement,
+        },
+        columns=[
+            {"name": "slope", "label": "slope of log-odds", "unit": ""},
+            {"name": "deming_slope", "label": "orthogonal slope", "unit": ""},
+            {"name": "underfit", "label": "least sure quarter below the teacher", "unit": "%"},
+            {"name": "agreement", "label": "same class as the teacher", "unit": "%"},
+        ],
+        lines=[*lines, *notes],
+        rows=rows,
+        figures=[_deviation_figure()],
+        arms=[
+            {"name": "control", "title": "Control", "role": "baseline"},
+            {"name": "equal", "title": "Equal to the teacher", "role": "baseline"},
+        ],
+        notes=notes,
+        details=report.to_dict(),
+    )
+
+
+def _deviation_figure() -> dict[str, Any]:
+    return {
+        "kind": "curve",
+        "name": "deviations",
+        "title": "Log-odds of the teacher's class, tenth by tenth",
+        "alt": "Mean log-odds of each run against the teacher's, in tenths of the rows.",
+        "where": {"kind": "decile"},
+        "group": "arm",
+        "x": "teacher",
+        "y": "mean",
+        "x_label": "log-odds of the teacher",
+        "y_label": "log-odds of the run",
+    }
+
+
+def labels(
+    task: LabelledTask, *, quick: bool, seed: int, tell: Callable[[int], None] | None = None
+) -> Finding:
+    """List the rows whose label is probably wrong, by models that did not see them.
+
+    Args:
+        task: Table or images.
+        quick: Fewer folds and epochs.
+        seed: Of folds and models.
+        tell: Called with the number of folds done.
+    """
+    import torch
+
+    from gossamer.measures import find_label_errors
+    from gossamer.models import MultiLayerPerceptron
+    from gossamer.train import TrainConfig
+    from gossamer.train.labelled import out_of_fold
+
+    folds, epochs = (_QUICK_FOLDS, _QUICK_EPOCHS) if quick else (_FOLDS, _EPOCHS)
+    width = int(task.x[0].numel())
+    steps = epochs * -(-len(task.x) * (folds - 1) // folds // 64)
+    config = TrainConfig(steps=max(_LEAST_STEPS, steps), lr=1e-3, device="cpu", checkpoint_every=0)
+
+    def build() -> MultiLayerPerceptron:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return MultiLayerPerceptron(width, task.num_classes)
+
+    p = out_of_fold(build, task.x, task.labels, config, seed=seed, folds=folds, progress=tell)
+    report = find_label_errors(p, task.labels)
+    classes = task.classes
+    rows = [
+        {
+            "kind": "label",
+            "where": task.lines[row["row"]],
+            "given": classes[row["given"]],
+            "suggested": classes[row["suggested"]],
+            "score": row["score"],
+        }
+        for row in report.rows()
+    ]
+    agree = 100 * float((p.argmax(1) == task.labels).double().mean())
+    share = 100 * len(rows) / report.num_rows
+    columns = [("where", "where"), ("given", "label"), ("suggested", "suggested"),
+               ("score", "score")]  # fmt: skip
+    lists: Sequence[Mapping[str, Any]] = [
+        {
+            "name": "suspicious",
+            "title": "Rows whose label is probably wrong, the most suspicious first",
+            "where": {"kind": "label"},
+            "columns": [{"name": name, "label": label} for name, label in columns],
+        }
+    ]
+    first = [f"  {r['where']}: {r['given']} -> {r['suggested']} ({r['score']:.2f})" for r in rows]
+    return Finding(
+        values={"suspicious": share, "noise_rate": 100 * report.noise_rate, "unseen": agree},
+        columns=[
+            {"name": "suspicious", "label": "suspicious rows", "unit": "%"},
+            {"name": "noise_rate", "label": "estimated wrong labels", "unit": "%"},
+            {"name": "unseen", "label": "labels that unseen rows are given", "unit": "%"},
+        ],
+        lines=[
+            f"labels: {len(rows)} of {report.num_rows} rows are suspicious ({share:.1f} %); about "
+            f"{100 * report.noise_rate:.0f} % of the labels are estimated to be wrong; models give "
+            f"{agree:.1f} % of the rows that they did not see their label",
+            *first[:10],
+        ],
+        rows=rows,
+        lists=lists if rows else (),
+        notes=[
+            "The score is the probability of the suggested class less that of the label, by "
+            f"networks trained on the other {folds - 1} of {folds} parts. A model that cannot tell "
+            "two classes apart suspects rows of both: look at rows before changing labels.",
+        ],
+        details=report.to_dict() | {"rows": rows},
+    )
