@@ -4,6 +4,41 @@ from gossamer.registry import MethodInfo, Paper
 
 METHODS = (
     MethodInfo(
+        name="generalization-measures",
+        theme="measures",
+        title="Generalization measures: margin-normalised norms, sharpness, PAC-Bayes",
+        paper=Paper(
+            "Neyshabur et al.",
+            "Exploring Generalization in Deep Learning",
+            2017,
+            "NIPS",
+            "1706.08947",
+        ),
+        symbols=(
+            "GeneralizationReport",
+            "MeasureComparison",
+            "compare_measures",
+            "expected_sharpness",
+            "fold_batchnorm",
+            "frobenius_complexity",
+            "generalization_report",
+            "max_sharpness",
+            "output_margins",
+            "pac_bayes_bound",
+            "path_norm",
+            "spectral_complexity",
+        ),
+        recipes=("generalization-measures",),
+        status="checked",
+        deviations=(
+            "the quantile of the margins (0.05) and the box of sharpness (5e-4) are not confirmed",
+            "units of a convolution are counted at all places; biases are left out of the norms",
+            "paths of residual networks add over branches, an extension",
+            "the PAC-Bayes bound is on the error, its noise chosen on the training data",
+            "checked on small bias-free networks (authors: VGG on CIFAR-10)",
+        ),
+    ),
+    MethodInfo(
         name="vanishing-variance",
         theme="measures",
         title="Vanishing variance: attention outputs shrink with length, a norm on them helps",
