@@ -4,6 +4,8 @@ from .class_losses import build_class_loss as build_class_loss
 from .config import TrainConfig as TrainConfig
 from .devices import check_device as check_device
 from .devices import pick_device as pick_device
+from .distill import DistillResult as DistillResult
+from .distill import distill as distill
 from .evaluation import GridResult as GridResult
 from .evaluation import evaluate_task as evaluate_task
 from .hf_trainer import as_trainer_loss as as_trainer_loss
@@ -26,3 +28,4 @@ from .noisy_label import NoisyLabelClassifier as NoisyLabelClassifier
 from .seeding import seed_all as seed_all
 from .solve import SolveResult as SolveResult
 from .solve import solve_queries as solve_queries
+from .teacher_cache import TeacherCache as TeacherCache

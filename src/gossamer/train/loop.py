@@ -28,7 +28,7 @@ from gossamer.train.devices import check_device
 from gossamer.train.logging import Logger, NoLogger
 from gossamer.train.optimizers import build_optimizers, schedule_of
 
-__all__ = ["NumberedBatches", "TrainResult", "Trainer"]
+__all__ = ["NumberedBatches", "TrainResult", "Trainer", "numbered"]
 
 
 @runtime_checkable
@@ -120,7 +120,7 @@ class Trainer:
         first = self._restore(run) if resume else 0
         if accelerator.is_main_process:
             self.logger.rewind(first)
-        source = _numbered(batches)
+        source = numbered(batches)
         started = time.perf_counter()
         model.train()
         quiet = self.quiet or not accelerator.is_main_process
@@ -291,7 +291,8 @@ def _load_optimizer_state(optimizer: Any, saved: dict[str, Any]) -> None:
     optimizer.load_state_dict(whole)
 
 
-def _numbered(batches: NumberedBatches | Iterable[Any]) -> Callable[[int], Any]:
+def numbered(batches: NumberedBatches | Iterable[Any]) -> Callable[[int], Any]:
+    """Return a function from the number of a batch to it; numbers rise from call to call."""
     if isinstance(batches, NumberedBatches):
         return batches.batch
     endless = _endless(batches)
