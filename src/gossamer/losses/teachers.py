@@ -105,29 +105,32 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        q, p = (teacher / temperature).softmax(1), (student / temperature).softmax(1)
+        work = teacher / temperature  # one scratch, so that fresh memory is asked for seldom
+        q = work.softmax(1)
+        p = torch.div(student, temperature, out=work).softmax(1)
         ctx.save_for_backward(student, teacher)
         ctx.temperature = temperature
         # log sum exp of a row, from its largest entry before and after the softmax
         log_a = teacher.amax(1) / temperature - q.amax(1).log()
         log_b = student.amax(1) / temperature - p.amax(1).log()
+        gaps = torch.sub(teacher, student, out=work).mul_(q)
+        values = gaps.sum(1) / temperature - log_a + log_b
         ctx.difference = p.sub_(q) if ctx.needs_input_grad[0] else None
-        values = (teacher - student).mul_(q).sum(1) / temperature - log_a + log_b
         if not bool(values.isfinite().all()):  # classes with a logit of -inf
             a, b = teacher / temperature, student / temperature
-            gaps = a.log_softmax(1) - b.log_softmax(1)
-            values = torch.where(q != 0, q * gaps, 0.0).sum(1)
+            gaps = q * (a.log_softmax(1) - b.log_softmax(1))
+            values = torch.where(q != 0, gaps, 0.0).sum(1)
         return values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         student, teacher = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is asked for
+        # given away, since it is scaled in place; a second pass makes it again
+        difference, ctx.difference = ctx.difference, None
+        if difference is None or torch.is_grad_enabled():
             p, q = (student / ctx.temperature).softmax(1), (teacher / ctx.temperature).softmax(1)
-            difference = p - q
-        else:
-            difference = ctx.difference
-        return difference * (grad / ctx.temperature)[:, None], None, None
+            return (p - q) * (grad / ctx.temperature)[:, None], None, None
+        return difference.mul_((grad / ctx.temperature)[:, None]), None, None
 
 
 def coarse_divergence(

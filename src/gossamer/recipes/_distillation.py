@@ -156,7 +156,9 @@ def compare(
     found: dict[str, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
     for kind in RUNS:
-        train = deviation_report(teacher.train, fitted[kind].train).student
+        train = deviation_report(
+            teacher.train, fitted[kind].train, num_bootstrap=config.resamples
+        ).student
         test = deviation_report(teacher.test, fitted[kind].test, num_bootstrap=1).student
         found[kind] = {
             "images": float(len(data.x)),

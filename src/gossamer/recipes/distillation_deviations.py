@@ -29,6 +29,7 @@ class Config:
         lr: Of SGD with momentum 0.9.
         weight_decay: Of SGD.
         tracked_steps: First steps at which progress along the data's directions is measured.
+        resamples: Of the bootstrap, for the intervals of the deciles.
     """
 
     data: str = "auto"
@@ -40,6 +41,7 @@ class Config:
     lr: float = 0.05
     weight_decay: float = 5e-4
     tracked_steps: int = 100
+    resamples: int = 1000
 
 
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
