@@ -1,3 +1,4 @@
+from ._neighbor_table import NeighborTable as NeighborTable
 from ._ranker_lists import RankResult as RankResult
 from ._ranker_lists import length_bias as length_bias
 from .adapters import as_sentence_transformers_loss as as_sentence_transformers_loss
@@ -26,6 +27,7 @@ from .metrics import ComparisonReport as ComparisonReport
 from .metrics import RunReport as RunReport
 from .metrics import compare_runs as compare_runs
 from .metrics import evaluate_run as evaluate_run
+from .neighbors import mine_neighbors as mine_neighbors
 from .ranking_rows import RankingRow as RankingRow
 from .ranking_rows import read_ranking_rows as read_ranking_rows
 from .ranking_rows import write_ranking_rows as write_ranking_rows
