@@ -192,6 +192,9 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         return module(torch.ones(1, 2, dtype=dtype), [0])
     if type(module).__name__ == "DistillationLoss":
         return module(torch.ones(1, 2, dtype=dtype), torch.ones(1, 2, dtype=dtype), [0])
+    if "neighbor_logits" in inspect.signature(module.forward).parameters:
+        logits = torch.ones(1, 1, 2, dtype=dtype)
+        return module(logits, ids, logits, ids)
     if package == "losses":
         pairs = "InBatch" in type(module).__name__
         return module(torch.ones(1, 1 if pairs else 2, dtype=dtype), [[0]])

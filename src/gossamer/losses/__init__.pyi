@@ -11,6 +11,7 @@ from .noise import ForwardCorrectionLoss as ForwardCorrectionLoss
 from .ranking import BlockRankingLoss as BlockRankingLoss
 from .robust import GeneralizedCrossEntropyLoss as GeneralizedCrossEntropyLoss
 from .robust import SymmetricCrossEntropyLoss as SymmetricCrossEntropyLoss
+from .sequence_smoothing import SequenceSmoothingLoss as SequenceSmoothingLoss
 from .smoothing import LabelSmoothingLoss as LabelSmoothingLoss
 from .smoothing import SmearedLoss as SmearedLoss
 from .soft_top_k import SoftTopKLoss as SoftTopKLoss

@@ -64,7 +64,8 @@ def _checked(found: Any, count: int, width: int | None) -> NDArray[np.float32]:
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(norms, np.float32(_FLOOR))
+    unit: NDArray[np.float32] = vectors / np.maximum(norms, np.float32(_FLOOR))
+    return unit
 
 
 def _tfidf(texts: list[str], corpus: Sequence[str]) -> NDArray[np.float32]:
