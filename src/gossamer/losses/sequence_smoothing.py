@@ -18,7 +18,8 @@ class SequenceSmoothingLoss(nn.Module):
     r"""Loss of a target and of real sentences near it, for sequence-to-sequence training.
 
     $$\ell = \frac{1}{\sum_b |y_b|} \sum_b |y_b| \left(
-      (1 - \alpha_b)\, \overline{\mathrm{NLL}}(y_b) + \frac{\alpha_b}{|R_b|} \sum_{r \in R_b} \overline{\mathrm{NLL}}(r) \right)$$
+      (1 - \alpha_b)\, \overline{\mathrm{NLL}}(y_b)
+      + \frac{\alpha_b}{|R_b|} \sum_{r \in R_b} \overline{\mathrm{NLL}}(r) \right)$$
 
     $\overline{\mathrm{NLL}}$ is the mean over the tokens of one sequence under teacher forcing, so
     that long neighbours weigh no more than short ones; $|y_b|$ counts the tokens of the target.

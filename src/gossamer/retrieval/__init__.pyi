@@ -27,6 +27,7 @@ from .metrics import ComparisonReport as ComparisonReport
 from .metrics import RunReport as RunReport
 from .metrics import compare_runs as compare_runs
 from .metrics import evaluate_run as evaluate_run
+from .neighbor_collator import NeighborCollator as NeighborCollator
 from .neighbors import mine_neighbors as mine_neighbors
 from .ranking_rows import RankingRow as RankingRow
 from .ranking_rows import read_ranking_rows as read_ranking_rows
