@@ -24,10 +24,10 @@ class SequenceSmoothingLoss(nn.Module):
     $\overline{\mathrm{NLL}}$ is the mean over the tokens of one sequence under teacher forcing, so
     that long neighbours weigh no more than short ones; $|y_b|$ counts the tokens of the target.
     $\alpha_b$ is alpha where the pair has neighbours and 0 where it has none: such a pair keeps its
-    plain loss and changes that of no other. With `alpha=0` this is `torch.nn.functional
-    .cross_entropy` over the tokens of the batch, to the last bit. The sum over pairs has one
-    divisor, so that micro-batches add up exactly: give `num_tokens`. `loss.alpha` may be changed
-    between steps. Computed in float32 or better.
+    plain loss and changes that of no other. With `alpha=0` this is the cross-entropy of
+    `torch.nn.functional` over the tokens of the batch, to the last bit if `token_alpha=0`. The sum
+    over pairs has one divisor, so that micro-batches add up exactly: give `num_tokens`.
+    `loss.alpha` may be changed between steps. Computed in float32 or better.
 
     Args:
         alpha: Share of the neighbours. Range: 0 to 1. Default 0.1.
@@ -126,8 +126,8 @@ class SequenceSmoothingLoss(nn.Module):
         shares = self.alpha * some.any(1).to(torch.float64)
         own = self._weighed(logits, labels, 1 - shares)
         # a neighbour weighs as the tokens of its target do, whatever its own length
-        scale = counts[:, None] / (sizes.clamp(min=1) * some.sum(1, keepdim=True).clamp(min=1))
-        weights = torch.where(some, self.alpha * scale.double(), 0.0)
+        found = sizes.clamp(min=1) * some.sum(1, keepdim=True).clamp(min=1)
+        weights = torch.where(some, self.alpha * counts[:, None].double() / found, 0.0)
         flat = neighbor_logits.reshape(-1, *neighbor_logits.shape[-2:])
         return own + self._weighed(flat, rows.flatten(0, 1), weights.flatten())
 
