@@ -61,10 +61,10 @@ class NeighborTable:
 
     def __post_init__(self) -> None:
         shape = self.indices.shape
-        fits = len(shape) == 2 and shape[0] == len(self.targets)
+        fits = len(shape) == 2 and shape[0] == len(self.targets) and shape[1] > 0
         if not (fits and self.bleu.shape == shape and self.cosine.shape == shape):
             raise DataError(
-                f"indices, bleu and cosine must have the shape (n, k) with n = "
+                f"indices, bleu and cosine must have the shape (n, k), k >= 1, with n = "
                 f"{len(self.targets)} targets; got {shape}, {self.bleu.shape}, "
                 f"{self.cosine.shape}. Mine the neighbours again."
             )
@@ -138,17 +138,20 @@ class NeighborTable:
         check_range(chance, "chance", low=0.0, high=1.0)
         if temperature != math.inf:
             check_range(temperature, "temperature", low=0.0, open_low=True)
-        at = self._rows(rows)
-        found = np.full(len(at), -1, dtype=np.int32)
-        for place, row in enumerate(at):
-            own = self.indices[row][self.indices[row] >= 0]
-            seeds = np.random.SeedSequence((random_state, epoch, row)).generate_state(2, np.uint64)
-            drawn, picked = (float(seed >> np.uint64(11)) / 2**53 for seed in seeds)
-            if len(own) and drawn < chance:
-                scores = self.bleu[row][self.indices[row] >= 0].astype(np.float64)
-                edges = np.cumsum(np.exp((scores - scores.max()) / temperature))
-                found[place] = own[np.searchsorted(edges[:-1] / edges[-1], picked, side="right")]
-        return found
+        at = np.array(self._rows(rows), dtype=np.int64)
+        indices, scores = self.indices[at], self.bleu[at].astype(np.float64)
+        there = indices >= 0
+        best = np.where(there, scores, -np.inf).max(axis=1, initial=-np.inf, keepdims=True)
+        best = np.where(np.isfinite(best), best, 0.0)
+        # the larger exponents are those of absent neighbours, which count nothing
+        weights = np.where(there, np.exp(np.minimum(scores - best, 0.0) / temperature), 0.0)
+        edges = np.cumsum(weights, axis=1)
+        drawn, picked = _uniform(random_state, epoch, at)
+        chosen = there.any(axis=1) & (drawn < chance)
+        within = np.minimum(picked * edges[:, -1], np.nextafter(edges[:, -1], 0.0))
+        place = np.argmax(edges > within[:, None], axis=1)
+        own = indices[np.arange(len(at)), place]
+        return np.where(chosen, own, np.int32(-1)).astype(np.int32)
 
     def check_data(self, targets: Sequence[str], corpus: Sequence[str] | None = None) -> None:
         """Check that the table was mined from these texts.
@@ -276,6 +279,26 @@ def fingerprint_of(
         for text in texts:
             made.update(text.encode("utf-8", "surrogatepass") + b"\0")
     return made.hexdigest()
+
+
+def _uniform(
+    random_state: int, epoch: int, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return two numbers in [0, 1) for each row, from seed, epoch and row by SplitMix64."""
+    state = np.zeros(len(rows), dtype=np.uint64)
+    for value in (random_state % 2**64, epoch % 2**64):
+        state = _mixed(state ^ np.uint64(value))
+    state = _mixed(state ^ rows.astype(np.uint64))
+    first, second = (_mixed(state + np.uint64(step)) for step in (1, 2))
+    return (first >> np.uint64(11)) / 2**53, (second >> np.uint64(11)) / 2**53
+
+
+def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the next output of SplitMix64 (Steele et al., OOPSLA 2014) for each state."""
+    x = state + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def _mean(values: NDArray[np.float32], found: NDArray[np.bool_]) -> float:

@@ -69,8 +69,8 @@ def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _tfidf(texts: list[str], corpus: Sequence[str]) -> NDArray[np.float32]:
-    from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.utils.extmath import randomized_svd
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     words = TfidfVectorizer(
@@ -87,10 +87,10 @@ def _tfidf(texts: list[str], corpus: Sequence[str]) -> NDArray[np.float32]:
             "corpus must hold words for encoder='tfidf'; got none but punctuation. Check the "
             "texts, or give an encoder of your own."
         ) from None
-    directions = TruncatedSVD(min(_DIM, *fitted.shape), random_state=0)
+    width = min(_DIM, *fitted.shape)
     with threadpool_limits(1):  # the sums of more threads differ in the last bits
-        directions.fit(fitted)
-        rows = words.transform(texts)
-        vectors: NDArray[np.float32] = directions.transform(rows).astype(np.float32)
+        directions = randomized_svd(fitted, width, n_iter=5, random_state=0)[2]
+        rows = words.transform(texts) @ directions.T
+    vectors: NDArray[np.float32] = np.asarray(rows, dtype=np.float32)
     vectors[np.linalg.norm(vectors, axis=1) < _ROUNDING] = 0
     return vectors
