@@ -127,8 +127,8 @@ def _statistics(
             )
     words, others = hypothesis.split(), [text.split() for text in texts]
     own = _grams(words, max_order)
-    known: Grams = Counter()
-    for other in others:
+    known = _grams(others[0], max_order)
+    for other in others[1:]:
         known |= _grams(other, max_order)  # the largest count of each
     matches = [0] * max_order
     for gram, count in own.items():
