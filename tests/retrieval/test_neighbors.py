@@ -314,6 +314,16 @@ def test_long_encoding_comes_in_parts(capsys: pytest.CaptureFixture[str]) -> Non
     assert "encoding: 100 %" in capsys.readouterr().err
 
 
+def test_long_work_shows_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine_neighbors(["a b", "a c"], min_bleu=0.0)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(neighbors, "_LONG", 0)
+    mine_neighbors(["a b", "a c"], min_bleu=0.0)
+    assert "neighbours: 100 %" in capsys.readouterr().err
+
+
 # --- the table ---
 
 
@@ -427,6 +437,7 @@ def test_draws_depend_on_seed_epoch_and_row_alone() -> None:
         ({"targets": ["a", "", "b", " \n"]}, r"targets must not be empty texts; got 2 .* row 1, 3"),
         ({"corpus": ["a", ""]}, "corpus must not be empty texts; got 1 .* row 1"),
         ({"targets": ["a", 3]}, "targets must be texts; got 3 in row 1"),
+        ({"held_out": "a b"}, "held_out must be a list of texts"),
         ({"targets": ["?", "!"]}, "corpus must hold words for encoder='tfidf'"),
         ({"encoder": lambda t: np.full((len(t), 3), np.nan)}, "vectors of the encoder must be fin"),
         ({"encoder": lambda t: np.ones((len(t) + 1, 3))}, r"encoder must return one vector for"),
@@ -489,7 +500,7 @@ def test_indices_outside_the_corpus() -> None:
     ok = wide_table(2)
     with pytest.raises(DataError, match=r"places in a corpus of 2 texts.*got -1 to 2"):
         NeighborTable(ok.targets, ("a", "b"), ok.indices, ok.bleu, ok.cosine, {}, "")
-    with pytest.raises(DataError, match=r"shape \(n, k\) with n = 3"):
+    with pytest.raises(DataError, match=r"shape \(n, k\), k >= 1, with n = 3"):
         NeighborTable(("t",) * 3, ok.corpus, ok.indices, ok.bleu, ok.cosine, {}, "")
 
 

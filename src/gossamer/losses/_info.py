@@ -69,4 +69,28 @@ METHODS = (
             "anchors are the row at the percentile (the code of Patrini et al.: the next below it)",
         ),
     ),
+    MethodInfo(
+        name="semantic-smoothing",
+        theme="losses",
+        title="Semantic smoothing: a part of the loss of a target goes to real sentences near it",
+        paper=Paper(
+            "Lukasik et al.",
+            "Semantic Label Smoothing for Sequence to Sequence Problems",
+            2020,
+            "EMNLP",
+            "2010.07447",
+        ),
+        symbols=("SequenceSmoothingLoss",),
+        recipes=(),
+        status="partial",
+        deviations=(
+            "encoder, pooling, numbers of neighbours, order of BLEU, alpha and normalisation by "
+            "length of the paper are unconfirmed (here TF-IDF, 5 of 100, 4 words, 0.1, the mean "
+            "over the tokens of each sequence)",
+            "duplicates, held-out texts, neighbours below a BLEU of 0.2 and, if asked, those with "
+            "other numbers or names are left out",
+            "one neighbour is drawn in each step; in the replacement form it takes the place of "
+            "the target",
+        ),
+    ),
 )

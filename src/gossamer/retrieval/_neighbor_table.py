@@ -182,7 +182,7 @@ class NeighborTable:
         return {
             "num_targets": len(self.targets),
             "num_corpus": len(self.corpus),
-            "share_without": float(1 - found.any(axis=1).mean()),
+            "share_without": float((~found.any(axis=1)).mean()),
             "mean_neighbors": float(found.sum(axis=1).mean()),
             "mean_bleu": _mean(self.bleu, found),
             "mean_cosine": _mean(self.cosine, found),

@@ -70,8 +70,8 @@ def mine_neighbors(
         The table; its indices are places in `corpus`, as it was given.
 
     Raises:
-        DataError: If targets or corpus are empty, hold something that is no text or an empty
-            text, or the encoder does not return one finite vector for each text.
+        DataError: If targets or corpus are empty, a text is none or empty, or the encoder does not
+            return one finite vector for each text.
         ConfigError: If an option is out of its range.
 
     Warns:
@@ -96,7 +96,8 @@ def mine_neighbors(
     asked = _checked_texts(targets, "targets")
     texts = asked if corpus is None else _checked_texts(corpus, "corpus")
     keys = [_normal(text) for text in texts]
-    secret = set() if held_out is None else {_normal(text) for text in held_out}
+    others = () if held_out is None or len(held_out) == 0 else _checked_texts(held_out, "held_out")
+    secret = {_normal(text) for text in others}
     leaked = [row for row, key in enumerate(keys) if key in secret]
     if leaked:
         warnings.warn(
