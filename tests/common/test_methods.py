@@ -48,6 +48,7 @@ BUILD = {
     "attention.LinformerAttention": {"length": 4, "projection_dim": 2},
     "attention.ShawAttention": {"max_distance": 2},
     "attention.StatisticalTopK": {"k": 2},
+    "models.Seq2Seq": {"vocab_size": 14, "num_layers": 1, "max_length": 4},
     "losses.SoftTopKLoss": {"k": 1},
     "losses.SmearedLoss": {"matrix": [[0.9, 0.1], [0.2, 0.8]]},
     "losses.ForwardCorrectionLoss": {"transition": SymmetricNoise(2, 0.2)},
@@ -188,6 +189,8 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         return torch.cat([r.flatten().float() for r in (*results, *turned) if r is not None])
     if package == "models" and "tokens" in inspect.signature(module.forward).parameters:
         return module(ids)
+    if package == "models" and "target" in inspect.signature(module.forward).parameters:
+        return module(ids, ids)
     if package == "losses" and hasattr(module, "of_rows"):  # one class for each row
         return module(torch.ones(1, 2, dtype=dtype), [0])
     if type(module).__name__ == "DistillationLoss":
@@ -203,6 +206,9 @@ def call(package: str, module: nn.Module, dtype: torch.dtype) -> torch.Tensor:
         return module(["a"])
     if "queries" in inspect.signature(module.forward).parameters:
         return module(["a"], ["b"])
+    if "source" in inspect.signature(module.forward).parameters:
+        reader = getattr(module, "cross_attention", module)
+        return module(x, source=reader.read(x))
     if "sublayer" in inspect.signature(module.forward).parameters:
         return module(x, lambda y: 2 * y)
     return module(x)

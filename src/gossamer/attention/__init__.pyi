@@ -11,6 +11,8 @@ from .capture import capture_attention as capture_attention
 from .core import MultiHeadAttention as MultiHeadAttention
 from .core import attend as attend
 from .core import causal_mask as causal_mask
+from .cross import CrossAttention as CrossAttention
+from .cross import SourceKeys as SourceKeys
 from .exact_top_k import TopKAttention as TopKAttention
 from .exact_top_k import top_k_attention as top_k_attention
 from .expand import expand_heads as expand_heads

@@ -28,6 +28,11 @@ class _Growing:
         self.length = end
         return room.narrow(self.axis, 0, end)
 
+    def select(self, rows: Tensor, *, shared: bool = True) -> None:
+        """Keep some samples, which may repeat; one that stands for all stays where `shared`."""
+        if self._room is not None and (len(self._room) > 1 or not shared):
+            self._room = self._room[rows]
+
     def _room_for(self, new: Tensor, end: int) -> Tensor:
         old = self._room
         if old is not None and end <= old.shape[self.axis] and len(new) in (1, len(old)):
@@ -77,6 +82,15 @@ class KVCache:
         self.index = mask.sum(1, keepdim=True) + (0 if self.index is None else self.index)
         return self._ids.append(ids), self._mask.append(mask)
 
+    def select(self, rows: Tensor) -> None:
+        """Keep the samples with these numbers, in this order; one may come several times."""
+        self._ids.select(rows)
+        self._mask.select(rows)
+        for layer in self._layers:
+            layer.select(rows)
+        if self.index is not None and len(self.index) > 1:
+            self.index = self.index[rows]
+
     def layer(self, number: int) -> LayerCache:
         """Return the part of one layer."""
         return self._layers[number]
@@ -89,6 +103,13 @@ class LayerCache:
         self._k = _Growing(axis=2)
         self._v = _Growing(axis=2)
         self.batch: int | None = None
+
+    def select(self, rows: Tensor) -> None:
+        """Keep some samples, as in `KVCache.select`."""
+        # a batch of one sample is no stand-in for all here
+        self._k.select(rows, shared=False)
+        self._v.select(rows, shared=False)
+        self.batch = len(rows)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add new keys and values, `(B, H, T, D)`; return all of them."""

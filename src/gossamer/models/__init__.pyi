@@ -1,5 +1,7 @@
 from ._hf_block import block_signals as block_signals
 from ._hf_block import register_block_attention as register_block_attention
+from .beam import beam_search as beam_search
+from .block import CrossBlock as CrossBlock
 from .block import TransformerBlock as TransformerBlock
 from .block import build_attention as build_attention
 from .block import build_feed_forward as build_feed_forward
@@ -17,5 +19,8 @@ from .packaged import model_folder as model_folder
 from .packaged import packaged_model as packaged_model
 from .saving import PretrainedModel as PretrainedModel
 from .scale_invariant import ScaleInvariantTransformer as ScaleInvariantTransformer
+from .seq2seq import Seq2Seq as Seq2Seq
+from .seq2seq import SourceState as SourceState
+from .seq2seq import shift_right as shift_right
 from .text_encoder import BagEncoder as BagEncoder
 from .text_encoder import TextEncoder as TextEncoder

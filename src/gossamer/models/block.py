@@ -1,4 +1,4 @@
-"""One transformer layer, and the plain-value options it is built from."""
+"""Transformer layers, and the plain-value options they are built from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from gossamer.attention import (
-    LayerCache,
+    CrossAttention,
     LinformerAttention,
     MultiHeadAttention,
-    PositionBias,
     ShawAttention,
+    SourceKeys,
     SparkAttention,
     SparseAttention,
     TopKAttention,
@@ -20,9 +20,14 @@ from gossamer.attention import (
 from gossamer.checks import check_choice, check_given, check_keys, check_table
 from gossamer.errors import ConfigError
 from gossamer.layers import ACTIVATIONS, FeedForward, GatedFeedForward, Residual, SparkFeedForward
-from gossamer.positions import Positions
 
-__all__ = ["TransformerBlock", "build_attention", "build_feed_forward", "named_options"]
+__all__ = [
+    "CrossBlock",
+    "TransformerBlock",
+    "build_attention",
+    "build_feed_forward",
+    "named_options",
+]
 
 Options = str | dict[str, Any]
 
@@ -122,6 +127,7 @@ class TransformerBlock(nn.Module):
         norm: `"pre"`, `"post"`, `"pre_post"`, or a dict such as
             `{"name": "pre", "kind": "layer", "eps": 1e-5}`.
         layer: Number of the layer in its model, from 0; some kinds of attention differ by it.
+        dropout: On the output of attention and feed-forward, in training. Range: 0 to 1. Default 0.
 
     Shape:
         - x and output: `(B, T, dim)`.
@@ -144,41 +150,70 @@ class TransformerBlock(nn.Module):
         attention: Options | None = None,
         norm: Options = "pre",
         layer: int = 0,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         style, norm_options = named_options(norm, "norm")
         check_keys(norm_options, ("kind", "eps"), "norm")
+        norm_options["dropout"] = dropout
         self.attention = build_attention(attention, dim, num_heads, layer=layer)
         self.feed_forward = build_feed_forward(feed_forward, dim)
         self.around_attention = Residual(dim, style, **norm_options)
         self.around_feed_forward = Residual(dim, style, **norm_options)
 
-    def forward(
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Apply the layer; mask and options are those of `MultiHeadAttention.forward`."""
+        x = self.around_attention(x, lambda y: self.attention(y, mask, **options))
+        return self.around_feed_forward(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+class CrossBlock(TransformerBlock):
+    """A layer that also attends to a source, between attention and feed-forward.
+
+    Args:
+        dim: Model width.
+        num_heads: Attention heads, to itself and to the source.
+        feed_forward: As in `TransformerBlock`.
+        attention: To itself, as in `TransformerBlock`; the one to the source is plain.
+        norm: As in `TransformerBlock`.
+        layer: As in `TransformerBlock`.
+        dropout: As in `TransformerBlock`, on the attention to the source too.
+
+    Shape:
+        - x and output: `(B, T, dim)`.
+
+    Example:
+        >>> import torch
+        >>> block = CrossBlock(8, 2)
+        >>> source = block.cross_attention.read(torch.zeros(1, 5, 8))
+        >>> block(torch.zeros(1, 3, 8), source=source, causal=True).shape
+        torch.Size([1, 3, 8])
+
+    Source: Vaswani et al. 2017, figure 1, right.
+    Deviations: none
+    """
+
+    def __init__(
         self,
-        x: Tensor,
-        mask: Tensor | None = None,
+        dim: int,
+        num_heads: int,
         *,
-        causal: bool = False,
-        bias: Tensor | PositionBias | None = None,
-        positions: Positions | None = None,
-        ids: Tensor | None = None,
-        index: Tensor | None = None,
-        cache: LayerCache | None = None,
+        feed_forward: Options = "gelu",
+        attention: Options | None = None,
+        norm: Options = "pre",
+        layer: int = 0,
+        dropout: float = 0.0,
+    ) -> None:
+        options: dict[str, Any] = {"norm": norm, "layer": layer, "dropout": dropout}
+        super().__init__(dim, num_heads, feed_forward=feed_forward, attention=attention, **options)
+        style, norm_options = named_options(norm, "norm")
+        self.cross_attention = CrossAttention(dim, num_heads)
+        self.around_cross_attention = Residual(dim, style, dropout=dropout, **norm_options)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, *, source: SourceKeys, **options: Any
     ) -> Tensor:
-        """Apply the layer; the keywords are those of `MultiHeadAttention.forward`."""
-
-        def attend_to(y: Tensor) -> Tensor:
-            out: Tensor = self.attention(
-                y,
-                mask,
-                causal=causal,
-                bias=bias,
-                positions=positions,
-                ids=ids,
-                index=index,
-                cache=cache,
-            )
-            return out
-
-        x = self.around_attention(x, attend_to)
+        """Apply the layer; `source` is what `cross_attention.read` gave."""
+        x = self.around_attention(x, lambda y: self.attention(y, mask, **options))
+        x = self.around_cross_attention(x, lambda y: self.cross_attention(y, source))
         return self.around_feed_forward(x, self.feed_forward)  # type: ignore[no-any-return]

@@ -1,22 +1,23 @@
-"""What decoder and encoder share: parts by name, position ids, one pass through the layers."""
+"""What all transformers share: parts by name, position ids, one pass through the layers."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gossamer.attention import KVCache, LinformerAttention, position_bias
+from gossamer.attention import KVCache, LinformerAttention, SourceKeys, position_bias
 from gossamer.checks import check_choice, check_range, check_shape
 from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.models.block import Options, TransformerBlock, named_options
 from gossamer.models.saving import PretrainedModel
 from gossamer.positions import Positions, build_positions, check_ids
 
-__all__ = ["Transformer"]
+__all__ = ["Transformer", "TransformerStack"]
 
 # the option of an encoding that the model's max_length answers when it is not given
 _FROM_MAX_LENGTH = {
@@ -26,13 +27,14 @@ _FROM_MAX_LENGTH = {
 }
 
 
-class Transformer(PretrainedModel):
-    """Base of `Decoder` and `Encoder`.
+class TransformerStack(PretrainedModel):
+    """What stands between embedding and output layer; a subclass has these and builds the layers.
 
     Attributes:
         causal: Whether a token sees only what stands before it, so that logits are of the next
             token; otherwise they are of the token itself.
         ids: `"task"` when the model reads position ids, `"sequence"` when it counts.
+        block: Class of the layers.
 
     Args:
         config: The keywords of the subclass, by name; sizes are checked here.
@@ -40,6 +42,7 @@ class Transformer(PretrainedModel):
 
     causal: bool
     ids: str
+    block: type[TransformerBlock] = TransformerBlock
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -47,11 +50,15 @@ class Transformer(PretrainedModel):
             check_range(config[size], size, low=1, integer=True)
         self.config = config
         self.max_length: int | None = config["max_length"]
+        self.dropout: float = config.get("dropout", 0.0)
+
+    def _build_layers(self) -> None:
+        config = self.config
         dim, norm = config["dim"], config["norm"]
-        block = {key: config[key] for key in ("feed_forward", "attention", "norm")}
-        self.embedding = nn.Embedding(config["vocab_size"], dim)
+        options = {key: config[key] for key in ("feed_forward", "attention", "norm")}
+        options["dropout"] = self.dropout
         self.layers = nn.ModuleList(
-            TransformerBlock(dim, config["num_heads"], **block, layer=number)
+            self.block(dim, config["num_heads"], **options, layer=number)
             for number in range(config["num_layers"])
         )
         self.positions = self._build_positions(config["positions"])
@@ -59,7 +66,6 @@ class Transformer(PretrainedModel):
         kind = nn.LayerNorm if norm_options.get("kind") == "layer" else nn.RMSNorm
         eps = norm_options.get("eps", 1e-6)
         self.final_norm = nn.Identity() if style == "post" else kind(dim, eps=eps)
-        self.head = nn.Linear(dim, config["vocab_size"], bias=False)
 
     def _build_positions(self, value: Options) -> nn.ModuleList:
         name, options = named_options(value, "positions")
@@ -93,17 +99,19 @@ class Transformer(PretrainedModel):
     def _encodings(self) -> list[Positions]:
         return cast("list[Positions]", list(self.positions))
 
-    def _run(
+    def _states(
         self,
         tokens: Tensor,
+        x: Tensor,
         position_ids: Tensor | None,
         mask: Tensor | None,
         *,
         segments: Tensor | None = None,
         cache: KVCache | None = None,
         loops: int = 1,
+        sources: Sequence[SourceKeys] | None = None,
     ) -> Tensor:
-        """Return the logits at every place of `tokens`."""
+        """Return what the layers make of the embeddings `x` of `tokens`, normalised."""
         self._check_inputs(tokens, mask, cache)
         real = tokens.new_ones(1, tokens.shape[1], dtype=torch.bool) if mask is None else mask
         start = 0 if cache is None or cache.index is None else cache.index
@@ -116,9 +124,8 @@ class Transformer(PretrainedModel):
         encodings = self._encodings()
         if encodings[0].per_sample:
             ids = ids.expand(len(tokens), *ids.shape[1:])
-        x = self._embed(tokens, segments)
         added = encodings[0].embed(ids)
-        x = x if added is None else x + added
+        x = F.dropout(x if added is None else x + added, self.dropout, self.training)
         attention = cast(TransformerBlock, self.layers[0]).attention
         if isinstance(attention, LinformerAttention):
             k_ids = _mixture_ids(attention.num_keys, ids)
@@ -136,11 +143,9 @@ class Transformer(PretrainedModel):
                 ids=ids,
                 index=index,
                 cache=None if cache is None else cache.layer(step),
+                **({} if sources is None else {"source": sources[number]}),
             )
-        return self.head(self.final_norm(x))  # type: ignore[no-any-return]
-
-    def _embed(self, tokens: Tensor, segments: Tensor | None) -> Tensor:
-        return self.embedding(tokens)  # type: ignore[no-any-return]
+        return self.final_norm(x)  # type: ignore[no-any-return]
 
     def _ids(
         self,
@@ -186,6 +191,34 @@ class Transformer(PretrainedModel):
                 f"tokens must be at most max_length = {self.max_length} long; got {length}. "
                 "Shorten the input or build the model with a larger max_length."
             )
+
+
+class Transformer(TransformerStack):
+    """Base of `Decoder` and `Encoder`: a stack with its own embedding and output layer."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config["vocab_size"], config["dim"])
+        self._build_layers()
+        self.head = nn.Linear(config["dim"], config["vocab_size"], bias=False)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor | None,
+        mask: Tensor | None,
+        *,
+        segments: Tensor | None = None,
+        cache: KVCache | None = None,
+        loops: int = 1,
+    ) -> Tensor:
+        """Return the logits at every place of `tokens`."""
+        x = self._embed(tokens, segments)
+        options: dict[str, Any] = {"segments": segments, "cache": cache, "loops": loops}
+        return self.head(self._states(tokens, x, position_ids, mask, **options))  # type: ignore[no-any-return]
+
+    def _embed(self, tokens: Tensor, segments: Tensor | None) -> Tensor:
+        return self.embedding(tokens)  # type: ignore[no-any-return]
 
 
 def shared_rows(ids: Tensor) -> Tensor:
