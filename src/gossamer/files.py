@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import math
 import os
 import tomllib
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,16 +70,21 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_text(path: str | os.PathLike[str], remedy: str = "Check the path.") -> str:
-    """Read UTF-8 text; line ends are kept as they are.
+    """Read UTF-8 text; line ends are kept as they are, `.gz` is unpacked.
 
     Raises:
-        DataError: If the file is missing or no UTF-8; the message ends with `remedy`, and names
-            line and column of a bad byte.
+        DataError: If the file is missing, no gzip or no UTF-8; the message ends with `remedy`, and
+            names line and column of a bad byte.
     """
     try:
-        raw = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+        raw = Path(path).read_bytes()
+        if str(path).endswith(".gz"):
+            raw = gzip.decompress(raw)
+        raw = raw.removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist. {remedy}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: expected a whole gzip file; got: {error}. {remedy}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
     try:

@@ -30,6 +30,9 @@ from .minesweeper import MinesweeperTask as MinesweeperTask
 from .multi_addition import MultiAdditionTask as MultiAdditionTask
 from .multiplication import FixedMultiplicationTask as FixedMultiplicationTask
 from .multiplication import MultiplicationTask as MultiplicationTask
+from .pair_batches import PairBatch as PairBatch
+from .pair_batches import PairStream as PairStream
+from .pairs import PairsTask as PairsTask
 from .preview import preview_task as preview_task
 from .propose import propose_coupling as propose_coupling
 from .retrieval import ArgmaxTask as ArgmaxTask
@@ -41,3 +44,5 @@ from .structured import StructuredTask as StructuredTask
 from .table import TableTask as TableTask
 from .text import TextTask as TextTask
 from .user import FileTask as FileTask
+from .words import Vocabulary as Vocabulary
+from .words import split_words as split_words

@@ -28,10 +28,11 @@ _TASKS = {
     "lookup": ("retrieval", "LookupTask"),
     "text": ("text", "TextTask"),
     "masked_text": ("masked_text", "MaskedTextTask"),
+    "pairs": ("pairs", "PairsTask"),
     "file": ("user", "FileTask"),
 }
 _LABELLED = {"table": ("table", "TableTask"), "images": ("images", "ImageTask")}
-_WITH_PATH = ("text", "masked_text", "file", *_LABELLED)
+_WITH_PATH = ("text", "masked_text", "pairs", "file", *_LABELLED)
 
 TASK_NAMES = tuple(_TASKS)
 LABELLED_NAMES = tuple(_LABELLED)
@@ -43,7 +44,8 @@ def build_task(spec: str, **options: Any) -> Task:
     Args:
         spec: One of `TASK_NAMES`, with options after a colon if wanted:
             `"addition:digits=1-20,carry_chains=0.3"`; for a task on a file the path comes first:
-            `"text:novel.txt,length=128"`. A file `my.jsonl` of your own needs no name before it.
+            `"text:novel.txt,length=128"`, `"pairs:my.tsv"`. A file `my.jsonl` of your own needs no
+            name before it.
         **options: The task's own keywords; they win over those in `spec`.
 
     Raises:
