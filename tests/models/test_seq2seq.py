@@ -161,6 +161,19 @@ def test_the_encoder_runs_once_for_several_targets() -> None:
     torch.testing.assert_close(second, model(source, two))
 
 
+def test_several_targets_of_each_source_in_one_call() -> None:
+    model, calls = small(), []
+    model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    source, targets = torch.randint(14, (2, 5)), torch.randint(14, (2, 3, 4))
+    mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    together = model(source, targets, mask=mask)
+    assert len(calls) == 1
+    for n in range(3):
+        torch.testing.assert_close(together[:, n], model(source, targets[:, n], mask=mask))
+    with pytest.raises(ShapeError, match="target must have the shape"):
+        model(source, targets[:1])
+
+
 def test_padding_of_a_source_changes_nothing() -> None:
     model = small()
     source, target = torch.randint(14, (2, 4)), torch.randint(14, (2, 3))

@@ -203,11 +203,11 @@ def test_answers_are_checked_against_all_targets(path: Path) -> None:
 
 def test_unknown_words_and_special_tokens(path: Path) -> None:
     task = PairsTask(path)
-    assert task.source_tokens("red zebra").tolist()[1] == UNKNOWN
+    assert task.encode("red zebra").tolist()[1:] == [UNKNOWN, 1]
     red = task.vocabulary.encode(["red"])[0]
     assert task.decode([0, red, UNKNOWN, 1, red]) == "red <unk>"
     with pytest.raises(DataError, match="at least one word"):
-        task.source_tokens(" \t")
+        task.encode(" \t")
 
 
 def test_it_is_built_by_name_and_kept(path: Path) -> None:

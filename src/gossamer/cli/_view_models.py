@@ -59,10 +59,16 @@ def read_maps(
 def _of_run(
     folder: Path, text: str, layers: list[int] | None, device: torch.device
 ) -> AttentionMaps:
-    from gossamer.models import Encoder
+    from gossamer.errors import UnsupportedError
+    from gossamer.models import Encoder, Seq2Seq
     from gossamer.train import load_run
 
     model, task = load_run(folder)
+    if isinstance(model, Seq2Seq):
+        raise UnsupportedError(
+            f"view shows models of one sequence; {folder} holds an encoder-decoder. Give a run of "
+            "a decoder or an encoder."
+        )
     model.to(device)
     prompt, ids = (part.to(device) for part in task.prompt(text))
     vocab = task.vocab

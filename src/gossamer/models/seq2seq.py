@@ -78,8 +78,9 @@ class Seq2Seq(PretrainedModel):
 
     Shape:
         - source: `(B, S)`, integers; mask: `(B, S)`, boolean, True = a real token.
-        - target: `(B, T)`, integers: the start token, then what is known of the target.
-        - output: `(B, T, V)`.
+        - target: `(B, T)`, integers: the start token, then what is known of the target; or
+          `(B, k, T)` for k targets of each source, encoded once.
+        - output: `(B, T, V)`, or `(B, k, T, V)`.
 
     Raises:
         ConfigError: If an option is unknown or out of range, or positions read ids of a task.
@@ -146,13 +147,19 @@ class Seq2Seq(PretrainedModel):
         return SourceState(states, tuple(b.cross_attention.read(states, mask) for b in layers))
 
     def decode(self, target: Tensor, state: SourceState, *, cache: KVCache | None = None) -> Tensor:
-        """Return the logits of the next token, `(B, T, V)`.
+        """Return the logits of the next token, `(B, T, V)` or `(B, k, T, V)`.
 
         Args:
-            target: `(B, T)`, integers; with a `cache`, the new tokens only.
+            target: `(B, T)` or `(B, k, T)`, integers; with a `cache`, the new tokens only.
             state: Of `encode`.
             cache: Of `new_cache`, for decoding step by step.
         """
+        if target.dim() == 3:
+            check_shape(target, (len(state), None, None), "target")
+            rows = torch.arange(len(state), device=target.device)
+            several = state.select(rows.repeat_interleave(target.shape[1]))
+            logits = self.decode(target.flatten(0, 1), several, cache=cache)
+            return logits.view(*target.shape, -1)
         check_shape(target, (len(state), None), "target")
         x = self._embed(target)
         options: dict[str, Any] = {"cache": cache, "sources": state.keys}

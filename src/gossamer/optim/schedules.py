@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gossamer.checks import check_range
 from gossamer.errors import ConfigError
 
-__all__ = ["step_decay", "switch_at", "warmup_cosine"]
+__all__ = ["step_decay", "switch_at", "warmup_cosine", "warmup_linear"]
 
 
 def warmup_cosine(
@@ -35,6 +35,40 @@ def warmup_cosine(
     Source: Loshchilov & Hutter, *SGDR*, ICLR 2017, eq. 5 with one period; warm-up as usual.
     Deviations: none
     """
+    return _warmed(num_steps, warmup, floor, lambda share: 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def warmup_linear(
+    num_steps: int, *, warmup: float = 0.05, floor: float = 0.0
+) -> Callable[[int], float]:
+    r"""Linear warm-up to 1, then a straight line down to `floor`.
+
+    Args:
+        num_steps: Steps in all. Range: >= 1.
+        warmup: Share of the steps that warm up. Range: 0 to 1. Default 0.05.
+        floor: Multiplier at the end. Range: 0 to 1. Default 0.
+
+    Returns:
+        A function from the 0-based step to the multiplier.
+
+    Raises:
+        ConfigError: If a number is out of its range.
+
+    Example:
+        >>> schedule = warmup_linear(100, warmup=0.1)
+        >>> schedule(4), schedule(10), schedule(55), schedule(100)
+        (0.5, 1.0, 0.5, 0.0)
+
+    Source: Devlin et al., *BERT*, NAACL 2019, section A.2.
+    Deviations: none
+    """
+    return _warmed(num_steps, warmup, floor, lambda share: 1 - share)
+
+
+def _warmed(
+    num_steps: int, warmup: float, floor: float, fall: Callable[[float], float]
+) -> Callable[[int], float]:
+    """Return a schedule that rises to 1, then falls to `floor` as `fall` does from 1 to 0."""
     check_range(num_steps, "num_steps", low=1, integer=True)
     check_range(warmup, "warmup", low=0.0, high=1.0)
     check_range(floor, "floor", low=0.0, high=1.0)
@@ -44,7 +78,7 @@ def warmup_cosine(
         if step < rising:
             return (step + 1) / rising
         share = min(1.0, (step - rising) / max(1, num_steps - rising))
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * share))
+        return floor + (1 - floor) * fall(share)
 
     return multiplier
 

@@ -14,6 +14,7 @@ from gossamer.train.logging import Logger
 __all__ = ["Arm", "Claim", "Column", "Figure", "Outcome", "Recipe", "build_config"]
 
 STATISTICS = ("median", "mean", "min", "max")
+SCALES = ("small", "medium", "paper")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Claim:
         statistic: Over seeds: `"median"`, `"mean"`, `"min"`, `"max"`. Default `"median"`.
         needed: Seeds that must clear the bar, for rule `"seeds"`.
         paper: Values as the paper prints them, by label; empty if none is comparable.
+        scales: Scales that are large enough to judge it. Default all.
 
     Raises:
         ConfigError: If the rule lacks what it needs.
@@ -50,6 +52,7 @@ class Claim:
     statistic: str = "median"
     needed: int | None = None
     paper: Mapping[str, float] = field(default_factory=dict)
+    scales: tuple[str, ...] = SCALES
 
     def __post_init__(self) -> None:
         check_choice(self.better, ("higher", "lower"), "better")
@@ -74,6 +77,7 @@ class Arm:
         max_seeds: Most seeds it runs, for slow baselines; the table says so. Default no limit.
         cost: Time of one seed against the other arms; the dearest start first, so that several at
             a time end together. Default 1.
+        scales: Scales that run it. Default all.
     """
 
     name: str
@@ -81,6 +85,7 @@ class Arm:
     role: Literal["ours", "baseline"]
     max_seeds: int | None = None
     cost: float = 1.0
+    scales: tuple[str, ...] = SCALES
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,7 @@ class Recipe:
         figures: Drawn from the rows.
         budget: Expected wall time on two cores, by scale. Unit: minutes.
         fits_ci: Run in continuous integration.
+        seeds: How many seeds a scale has unless the user says so. Default 3 for each.
 
     Raises:
         ConfigError: If a claim names an unknown arm or metric, or a scale has no budget.
@@ -178,6 +184,7 @@ class Recipe:
     figures: tuple[Figure, ...]
     budget: Mapping[str, float]
     fits_ci: bool = False
+    seeds: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         arms = [arm.name for arm in self.arms]
@@ -193,8 +200,20 @@ class Recipe:
                     f"scales of {self.name} must hold instances of a frozen dataclass; "
                     f"got {config!r} for {scale!r}. Define a dataclass with the settings."
                 )
-            check_choice(scale, ("small", "medium", "paper"), "scale")
+            check_choice(scale, SCALES, "scale")
             check_choice(scale, self.budget, f"scale with a budget in {self.name}")
+
+    def at(self, scale: str) -> Recipe:
+        """Return the recipe with what one scale runs and judges.
+
+        Raises:
+            ConfigError: If a claim of that scale names an arm that it does not run.
+        """
+        return dataclasses.replace(
+            self,
+            arms=tuple(arm for arm in self.arms if scale in arm.scales),
+            claims=tuple(claim for claim in self.claims if scale in claim.scales),
+        )
 
 
 def build_config(base: Any, values: Mapping[str, Any], name: str) -> Any:

@@ -68,7 +68,7 @@ def run_recipe(
     Args:
         name: A recipe's name, or a user's own `FILE.py`.
         scale: `"small"`, `"medium"`, `"paper"`. Default that of `config`, else `"small"`.
-        seeds: How many. Range: >= 1. Default that of `config`, else 3.
+        seeds: How many. Range: >= 1. Default that of `config`, else of the scale, mostly 3.
         config: A `config.toml` of another run, or a dict that replaces values of the scale.
         out: Run folder. Default `runs/<name>`, with `-2`, `-3`, ... when taken.
         resume: Go on with the newest run, or with `out`. Finished jobs are kept, a job that was
@@ -89,7 +89,8 @@ def run_recipe(
     saved = _saved_settings(config, recipe)
     scale = scale or saved.get("scale", "small")
     check_choice(scale, recipe.scales, f"scale of {recipe.name}")
-    seed_list = _seeds(saved.get("seeds"), seeds, first_seed)
+    recipe = recipe.at(scale)
+    seed_list = _seeds(saved.get("seeds"), seeds, first_seed, recipe.seeds.get(scale, 3))
     for number, what in ((jobs, "jobs"), (threads, "threads")):
         if number is not None:
             check_range(number, what, low=1, high=1024, integer=True)
@@ -229,14 +230,14 @@ def _command(
     return f"{command} --seed {seeds[0]}" if seeds[0] else command
 
 
-def _seeds(saved: Any, count: int | None, first: int | None) -> list[int]:
+def _seeds(saved: Any, count: int | None, first: int | None, usual: int) -> list[int]:
     """Return the seeds to run: what the user asks for, else those of the configuration."""
     if count is None and first is None and saved is not None:
         if not isinstance(saved, list) or not saved:
             raise ConfigError(f"seeds must be a list of integers; got {saved!r}. Write [0, 1, 2].")
         chosen = saved
     else:
-        count = 3 if count is None else count
+        count = usual if count is None else count
         check_range(count, "seeds", low=1, integer=True)
         begin = 0 if first is None else first
         check_range(begin, "seed", low=0, high=2**32 - 1, integer=True)

@@ -116,9 +116,12 @@ class PairsTask(Task):
     # --- pairs ---
 
     def pairs(self, batch_size: int, *, seed: int = 0, split: str = "train") -> PairStream:
-        """Return the batches of an encoder-decoder; all of a split are in one epoch."""
+        """Return the batches of an encoder-decoder; all of a split are in one epoch.
+
+        A source ends with the end token, as in `encode`.
+        """
         chosen = self._of(split)
-        sources = [self.vocabulary.encode(pair.source) for pair in chosen]
+        sources = [[*self.vocabulary.encode(pair.source), EOS] for pair in chosen]
         targets = [self.vocabulary.encode(pair.target) for pair in chosen]
         return PairStream(sources, targets, batch_size, seed=seed)
 
@@ -129,17 +132,6 @@ class PairsTask(Task):
     def references(self, split: str = "test") -> dict[str, list[str]]:
         """Return the distinct sources of a split with all their targets, words with spaces."""
         return {pair.key: self._targets[pair.key] for pair in self._of(split)}
-
-    def source_tokens(self, source: str) -> Tensor:
-        """Return the tokens of a source, `(S,)`; words that are not known are all the same.
-
-        Raises:
-            DataError: If there is no word in it.
-        """
-        words = split_words(source)
-        if not words:
-            raise DataError(f"query must hold at least one word; got {source!r}. Write a source.")
-        return torch.tensor(self.vocabulary.encode(words))
 
     def target_tokens(self, target: str) -> Tensor:
         """Return the tokens of a target and the end token, `(T,)`."""
@@ -158,8 +150,15 @@ class PairsTask(Task):
         return collate([self._sequence(chosen[n].source, chosen[n].target) for n in drawn.tolist()])
 
     def encode(self, query: str) -> Tensor:
-        """Return the tokens of a source and the end token."""
-        return torch.cat((self.source_tokens(query), torch.tensor([EOS])))
+        """Return the tokens of a source and the end token; words not known are all the same.
+
+        Raises:
+            DataError: If there is no word in it.
+        """
+        words = split_words(query)
+        if not words:
+            raise DataError(f"query must hold at least one word; got {query!r}. Write a source.")
+        return torch.tensor([*self.vocabulary.encode(words), EOS])
 
     def position_ids(self, query: str, *, start: int | None = None) -> Tensor:
         """Return ids 1, 2, ... for a source and a target as long as the longest in training."""

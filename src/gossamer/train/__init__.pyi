@@ -25,6 +25,9 @@ from .losses import AnswerLoss as AnswerLoss
 from .losses import answer_logits as answer_logits
 from .losses import answer_loss as answer_loss
 from .noisy_label import NoisyLabelClassifier as NoisyLabelClassifier
+from .pairs import PairsLoss as PairsLoss
+from .pairs import evaluate_pairs as evaluate_pairs
+from .pairs import train_pairs as train_pairs
 from .seeding import seed_all as seed_all
 from .solve import SolveResult as SolveResult
 from .solve import solve_queries as solve_queries

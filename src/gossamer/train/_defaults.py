@@ -51,6 +51,18 @@ _TASKS: dict[str, dict[str, Any]] = {
     "markov": _COUNTED,
     "text": _COUNTED,
     "masked_text": {**_COUNTED, "model": {**_COUNTED["model"], "name": "encoder"}},
+    "pairs": {
+        "model": {
+            "name": "seq2seq",
+            "dim": 128,
+            "num_layers": 2,
+            "positions": "rope",
+            "feed_forward": {"name": "gelu", "hidden_dim": 256},
+            "norm": {"name": "pre", "kind": "layer"},
+            "dropout": 0.1,
+        },
+        "train": {"lr": 2e-3, "warmup": 0.1},
+    },
     # sets have no order
     "argmax": {"model": {"positions": "none"}},
     "lookup": {"model": {"positions": "none"}},
@@ -96,10 +108,13 @@ def defaults_of(
     own = _TASKS.get(name, {}) if isinstance(name, str) else {}
     if name == "file":
         own = _file_defaults(task.get("coupling"))
+    kind = (model or {}).get("name")
+    if name == "pairs" and kind not in (None, "seq2seq"):
+        own = _COUNTED
     architecture = _COUPLED["model"] | own.get("model", {})
-    if (model or {}).get("name") == "scale_invariant":
+    if kind == "scale_invariant":
         longest = max(_LEAST_LENGTH, int(task.get("length", 0)) + 1)
-        causal = architecture["name"] == "decoder"
+        causal = architecture["name"] != "encoder"
         architecture = {**_INVARIANT, "causal": causal, "max_length": longest}
     return {
         "task": own.get("task", {}),

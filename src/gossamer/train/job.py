@@ -16,9 +16,12 @@ from gossamer.train._defaults import defaults_of
 from gossamer.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer
+    from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer, Seq2Seq
+
+    AnyModel = Decoder | Encoder | ScaleInvariantTransformer | Seq2Seq
     from gossamer.tasks import GridCell, Task
     from gossamer.train.evaluation import GridResult
+    from gossamer.train.pairs import Neighbors
 
 __all__ = ["TrainJob", "load_run", "train_task"]
 
@@ -32,11 +35,12 @@ class TrainJob:
 
     Args:
         task: `{"name": ..., option: ...}` as `build_task` takes it.
-        model: Keywords of the model without the vocabulary, and its `name`, `"decoder"` (default)
-            `"encoder"` or
-            `"scale_invariant"`. Default one layer of width 64 with coupled relative ids.
+        model: Keywords of the model without the vocabulary, and its `name`: `"decoder"` (default),
+            `"encoder"`, `"scale_invariant"`, or `"seq2seq"` for pairs. Default one layer of width
+            64 with coupled relative ids.
         train: Settings of the loop.
-        loss: `{"name": ...}` as `build_class_loss` takes it. Default cross-entropy.
+        loss: `{"name": ...}` as `build_class_loss` takes it; for `"seq2seq"` as `train_pairs`
+            takes it. Default cross-entropy.
         batch_size: Samples for each step. Range: >= 1. Default 64.
         seed: Of weights and samples. Range: >= 0. Default 0.
 
@@ -100,7 +104,7 @@ class TrainJob:
         options = {key: value for key, value in self.task.items() if key != "name"}
         return build_task(self.task["name"], **options)
 
-    def build_model(self, task: Task) -> Decoder | Encoder | ScaleInvariantTransformer:
+    def build_model(self, task: Task) -> AnyModel:
         """Build the model, with weights drawn from the seed."""
         import inspect
 
@@ -108,6 +112,7 @@ class TrainJob:
 
         options = {key: value for key, value in self.model.items() if value is not None}
         kind = _model_class(options.pop("name", "decoder"))
+        _check_pairs(kind, task)
         known = [p for p in inspect.signature(kind).parameters if p != "vocab_size"]
         check_keys(options, [*known, "name"], "[model]")
         for needed in ("dim", "num_layers", "num_heads"):
@@ -149,17 +154,29 @@ def _found(task: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _model_class(name: Any) -> type[Decoder] | type[Encoder] | type[ScaleInvariantTransformer]:
-    from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer
+def _model_class(name: Any) -> type[AnyModel]:
+    from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer, Seq2Seq
 
     kinds: dict[str, Any] = {
         "decoder": Decoder,
         "encoder": Encoder,
         "scale_invariant": ScaleInvariantTransformer,
+        "seq2seq": Seq2Seq,
     }
     check_choice(str(name), kinds, "model")
-    found: type[Decoder] | type[Encoder] | type[ScaleInvariantTransformer] = kinds[name]
+    found: type[AnyModel] = kinds[name]
     return found
+
+
+def _check_pairs(kind: type, task: Task) -> None:
+    from gossamer.models import Seq2Seq
+    from gossamer.tasks import PairsTask
+
+    if issubclass(kind, Seq2Seq) and not isinstance(task, PairsTask):
+        raise ConfigError(
+            f"the model seq2seq needs pairs of texts; got the task {task.config['name']!r}. Give "
+            "--task pairs:FILE.tsv, or choose a decoder."
+        )
 
 
 def _with_levels(positions: Any, levels: int) -> Any:
@@ -177,6 +194,7 @@ def train_task(
     num_samples: int = 200,
     quiet: bool = False,
     task: Task | None = None,
+    neighbors: Neighbors | None = None,
 ) -> GridResult:
     """Train the job's model, keep it in a run folder, and measure it beyond the trained length.
 
@@ -191,6 +209,7 @@ def train_task(
             of a cell, up to 1000.
         quiet: Show no progress. Default false.
         task: What `job.build_task()` gave, so that a long file is not read again. Default: built.
+        neighbors: For `"seq2seq"`, the table that `job.loss` names.
 
     Raises:
         DataError: If the folder was begun with other settings.
@@ -206,6 +225,10 @@ def train_task(
 
     path = Path(folder)
     task = task or job.build_task()
+    if job.model.get("name") == "seq2seq":
+        from gossamer.train.pairs import train_pairs
+
+        return train_pairs(job, path, resume=resume, quiet=quiet, task=task, neighbors=neighbors)
     model: Any = job.build_model(task)
     loss = AnswerLoss(build_class_loss(job.loss, task.vocab_size))
     # all options, so that the run is known by its folder alone
@@ -258,9 +281,7 @@ def _reachable(model: Any, task: Task) -> list[GridCell]:
     return cells
 
 
-def load_run(
-    folder: str | os.PathLike[str],
-) -> tuple[Decoder | Encoder | ScaleInvariantTransformer, Task]:
+def load_run(folder: str | os.PathLike[str]) -> tuple[AnyModel, Task]:
     """Return the model and the task of a run folder that `train_task` or `gossamer train` wrote.
 
     Raises:

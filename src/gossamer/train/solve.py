@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gossamer.checks import check_range
 from gossamer.errors import DataError
-from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer
+from gossamer.models import Decoder, Encoder, ScaleInvariantTransformer, Seq2Seq
 from gossamer.tasks import PAD, Task
 
 __all__ = ["SolveResult", "solve_queries"]
@@ -44,7 +44,7 @@ class SolveResult:
 
 
 def solve_queries(
-    model: Decoder | Encoder | ScaleInvariantTransformer,
+    model: Decoder | Encoder | ScaleInvariantTransformer | Seq2Seq,
     task: Task,
     queries: Sequence[str],
     *,
@@ -56,7 +56,8 @@ def solve_queries(
     """Answer queries in their order.
 
     Queries of similar length share a batch, padded on the left, which changes no answer. A
-    bidirectional model fills in all places of an answer at once.
+    bidirectional model fills in all places of an answer at once, an encoder-decoder reads a query
+    as its source.
 
     Args:
         model: A trained model.
@@ -87,7 +88,9 @@ def solve_queries(
     for begin in range(0, len(order), batch_size):
         chosen = order[begin : begin + batch_size]
         part = [prompts[i] for i in chosen]
-        if not model.causal:
+        if isinstance(model, Seq2Seq):
+            answers = _translate(model, task, part)
+        elif not model.causal:
             answers = _fill(model, part)
         else:
             answers = _generate(model, task, part, use_cache)
@@ -130,6 +133,16 @@ def _generate(
         use_cache=use_cache,
     )
     return list(produced.cpu())
+
+
+def _translate(model: Seq2Seq, task: Task, prompts: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Return the targets of sources, padded on the right."""
+    source = pad_sequence([tokens for tokens, _ in prompts], batch_first=True, padding_value=PAD)
+    source = source.to(model.device)
+    # the ids of a source and a target as long as any in training
+    new = max(len(ids) - len(tokens) for tokens, ids in prompts)
+    made = model.generate(source, mask=source != PAD, max_new_tokens=new, eos=task.eos)
+    return list(made.cpu())
 
 
 @torch.no_grad()
