@@ -18,7 +18,7 @@ from torch import nn
 
 from gossamer.errors import ConfigError, DataError, GossamerError
 from gossamer.models import Decoder
-from gossamer.optim import warmup_cosine
+from gossamer.optim import warmup_cosine, warmup_linear
 from gossamer.tasks import AdditionTask
 from gossamer.train import (
     FileLogger,
@@ -93,6 +93,16 @@ def test_schedule() -> None:
     assert schedule(100) == schedule(1000) == pytest.approx(0.2)
     with pytest.raises(ConfigError, match="warmup"):
         warmup_cosine(10, warmup=2)
+
+
+def test_schedule_falls_in_a_straight_line() -> None:
+    schedule = warmup_linear(400, warmup=150 / 400, floor=0.2)
+    assert [schedule(s) for s in (0, 74, 149, 150)] == pytest.approx([1 / 150, 0.5, 1.0, 1.0])
+    # half-way down between 1 and the floor
+    assert [schedule(s) for s in (275, 400, 500)] == pytest.approx([0.6, 0.2, 0.2])
+    assert warmup_linear(10)(10) == 0.0
+    with pytest.raises(ConfigError, match="warmup must be"):
+        warmup_linear(10, warmup=2)
 
 
 # --- resume ---
