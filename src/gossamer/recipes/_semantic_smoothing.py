@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -94,22 +93,47 @@ def neighbors(name: str, arm: str) -> NeighborTable:
     return mine_neighbors(targets, corpus=texts.corpus, min_bleu=0.0, **MINED[arm])
 
 
-def draws(config: Config, arm: str, seed: int) -> Callable[[PairBatch], NDArray[np.int64]]:
-    """Return the function that gives for each row of a batch a sentence of the corpus, or -1."""
+def draws(config: Config, arm: str, seed: int) -> Callable[[int], list[int]]:
+    """Return the function that gives for each pair in an epoch a sentence of the corpus, or -1."""
+    texts = load(config.data).texts
+    rows = len(texts.pairs)
     if arm in MINED:
         table = neighbors(config.data, arm)
-        return lambda batch: table.sample(
-            batch.rows.tolist(), epoch=batch.epoch, random_state=seed, chance=config.alpha
-        ).astype(np.int64)
-    size = len(load(config.data).texts.corpus)
+        return lambda epoch: table.sample(
+            range(rows), epoch=epoch, random_state=seed, chance=config.alpha
+        ).tolist()
     chance = config.alpha if arm == "random" else 0.0
 
-    def at_random(batch: PairBatch) -> NDArray[np.int64]:
-        draw = np.random.default_rng((seed, batch.epoch, int(batch.rows[0])))
-        picked = draw.integers(0, size, len(batch))
-        return np.where(draw.random(len(batch)) < chance, picked, -1)
+    def at_random(epoch: int) -> list[int]:
+        draw = np.random.default_rng((seed, epoch))
+        picked = draw.integers(0, len(texts.corpus), rows)
+        places: list[int] = np.where(draw.random(rows) < chance, picked, -1).tolist()
+        return places
 
     return at_random
+
+
+class Stream:
+    """Batches in which drawn sentences stand in the place of targets, of similar length."""
+
+    def __init__(self, config: Config, data: Data, arm: str, seed: int) -> None:
+        self.sources = [data.source(source) for source, _ in data.texts.pairs]
+        self.targets = [data.target(target) for _, target in data.texts.pairs]
+        self.corpus = [data.target(text) for text in data.texts.corpus]
+        self.places = draws(config, arm, seed)
+        self.options = {"batch_size": config.batch_size, "seed": seed}
+        self.per_epoch = -(-len(self.sources) // config.batch_size)
+        self._epoch = -1
+
+    def batch(self, number: int) -> PairBatch:
+        """Return batch `number`, from 0."""
+        epoch = number // self.per_epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
+            drawn = zip(self.targets, self.places(epoch), strict=True)
+            chosen = [target if at < 0 else self.corpus[at] for target, at in drawn]
+            self._pairs = PairStream(self.sources, chosen, **self.options)
+        return self._pairs.batch(number)
 
 
 # --- training ---
@@ -135,12 +159,8 @@ def _fit(config: Config, data: Data, arm: str, seed: int, log: Logger) -> Seq2Se
         dropout=config.dropout,
         max_length=LONGEST,
     )
-    sources = [data.source(source) for source, _ in data.texts.pairs]
-    targets = [data.target(target) for _, target in data.texts.pairs]
-    stream = PairStream(sources, targets, config.batch_size, seed=seed)
-    corpus = pad_rows([[*data.target(text), EOS] for text in data.texts.corpus], IGNORED)
-    drawn = draws(config, arm, seed)
-    loss_of = token_loss(config, arm, targets, data.vocab_size)
+    stream = Stream(config, data, arm, seed)
+    loss_of = token_loss(config, arm, stream.targets, data.vocab_size)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
@@ -148,11 +168,10 @@ def _fit(config: Config, data: Data, arm: str, seed: int, log: Logger) -> Seq2Se
     total = 0.0
     for step in range(config.steps):
         batch = stream.batch(step)
-        labels = replaced(batch.labels, corpus, drawn(batch))
         optimizer.param_groups[0]["lr"] = config.lr * schedule(step)
-        logits = model(batch.source, shift_right(labels), mask=batch.mask)
-        real = labels != IGNORED
-        loss = loss_of(logits[real], labels[real])
+        logits = model(batch.source, shift_right(batch.labels), mask=batch.mask)
+        real = batch.labels != IGNORED
+        loss = loss_of(logits[real], batch.labels[real])
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -163,16 +182,6 @@ def _fit(config: Config, data: Data, arm: str, seed: int, log: Logger) -> Seq2Se
             log.log(step + 1, {"progress": share, "loss": total / config.log_every})
             total = 0.0
     return model.eval()
-
-
-def replaced(labels: Tensor, corpus: Tensor, drawn: NDArray[np.int64]) -> Tensor:
-    """Return labels in which drawn sentences stand in the place of targets."""
-    chosen = torch.from_numpy(drawn)
-    width = max(labels.shape[1], corpus.shape[1])
-    own = F.pad(labels, (0, width - labels.shape[1]), value=IGNORED)
-    other = F.pad(corpus, (0, width - corpus.shape[1]), value=IGNORED)[chosen.clamp(min=0)]
-    mixed = torch.where(chosen[:, None] >= 0, other, own)
-    return mixed[:, : int((mixed != IGNORED).sum(1).max())]
 
 
 def token_loss(
