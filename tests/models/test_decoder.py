@@ -117,6 +117,20 @@ def test_missing_and_misshapen_input() -> None:
 # --- generation ---
 
 
+@pytest.mark.parametrize("positions", ["rope", "fire", "coupled_relative"])
+def test_a_cache_follows_the_samples_that_are_kept(positions: str) -> None:
+    model = small(positions=positions)
+    tokens = torch.randint(14, (3, 7))
+    mask = torch.arange(7) >= torch.tensor([[0], [2], [1]])
+    ids = (mask.cumsum(1) * mask) % 4
+    rows, cache = torch.tensor([2, 0, 0, 1]), model.new_cache()
+    full = model(tokens, ids, mask=mask)
+    model(tokens[:, :4], ids[:, :4], mask=mask[:, :4], cache=cache)
+    cache.select(rows)
+    after = model(tokens[rows, 4:], ids[rows, 4:], mask=mask[rows, 4:], cache=cache)
+    torch.testing.assert_close(after, full[rows, 4:], rtol=0, atol=1e-4)
+
+
 def test_greedy_decoding_follows_the_full_pass() -> None:
     model = small(positions="coupled_relative")
     prompt, ids = torch.randint(14, (3, 5)), torch.randint(1, 6, (1, 12))

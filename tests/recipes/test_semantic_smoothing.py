@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import math
 import os
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gossamer.errors import ConfigError, DataError
+from gossamer.errors import ConfigError, DataError, GossamerError
 from gossamer.measures import corpus_bleu
 from gossamer.models import shift_right
 from gossamer.recipes import Claim, run_recipe
@@ -242,6 +243,11 @@ def test_training_depends_on_the_seed_alone() -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    with pytest.raises(GossamerError, match="must be finite; got nan at step"):
+        parts.train(dataclasses.replace(TINY, lr=1e20, steps=6), "none", 0, NoLogger())
+
+
 # --- scales ---
 
 
@@ -270,8 +276,6 @@ def test_a_small_run_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_a_claim_of_a_scale_needs_its_arms() -> None:
-    import dataclasses
-
     claim = Claim("x", "beam", "", "method", "higher", "bar", 0.0)
     with pytest.raises(ConfigError, match="unknown arm in a claim"):
         dataclasses.replace(RECIPE, claims=(claim,)).at("small")

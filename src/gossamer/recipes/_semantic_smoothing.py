@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gossamer.errors import DataError
+from gossamer.errors import DataError, GossamerError
 from gossamer.files import read_text
 from gossamer.measures import corpus_bleu, sentence_bleu
 from gossamer.models import Seq2Seq, shift_right
@@ -177,6 +178,11 @@ def _fit(config: Config, data: Data, arm: str, seed: int, log: Logger) -> Seq2Se
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         total += float(loss.detach())
+        if not math.isfinite(total):
+            raise GossamerError(
+                f"the loss must be finite; got {float(loss.detach())} at step {step + 1} of "
+                f"{config.steps}. Lower lr in --config."
+            )
         if (step + 1) % config.log_every == 0:
             share = (step + 1) / config.steps
             log.log(step + 1, {"progress": share, "loss": total / config.log_every})
