@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from gossamer.errors import ConfigError, DataError
 from gossamer.measures import corpus_bleu
 from gossamer.models import Decoder, Seq2Seq, shift_right
-from gossamer.retrieval import mine_neighbors
+from gossamer.retrieval import NeighborTable
 from gossamer.tasks import PairsTask
 from gossamer.train import (
     PairsLoss,
@@ -55,6 +55,14 @@ def model_of(task: PairsTask, **options: object) -> Seq2Seq:
     return Seq2Seq(task.vocab_size, 16, 1, 2, positions="rope", **options).double()
 
 
+def table_of(targets: list[str]) -> NeighborTable:
+    """Return a table in which every fourth target has no neighbour."""
+    indices = np.random.default_rng(0).integers(0, len(targets), (len(targets), 3), np.int32)
+    indices[::4] = -1
+    scores = np.zeros(indices.shape, np.float32)
+    return NeighborTable(tuple(targets), tuple(targets), indices, scores, scores, {}, "made")
+
+
 def job(path: str, **tables: object) -> TrainJob:
     values = {"task": {"name": "pairs", "path": path}, "model": TINY, "train": QUICK}
     return TrainJob.from_dict({**values, "batch_size": 8, **tables}, "test")
@@ -73,7 +81,7 @@ def nll(model: Seq2Seq, source: torch.Tensor, target: torch.Tensor, smoothing: f
 def test_the_loss_is_that_of_targets_and_drawn_neighbours(
     task: PairsTask, token_alpha: float
 ) -> None:
-    table = mine_neighbors(task.targets(), num_retrieved=20, min_bleu=0.5)
+    table = table_of(task.targets())
     model = model_of(task)
     batch = task.pairs(12, seed=1).batch(7)
     drawn = table.sample(batch.rows.tolist(), epoch=batch.epoch, random_state=5)
@@ -91,7 +99,7 @@ def test_the_loss_is_that_of_targets_and_drawn_neighbours(
 
 
 def test_without_neighbours_or_alpha_it_is_cross_entropy_to_the_last_bit(task: PairsTask) -> None:
-    table = mine_neighbors(task.targets(), min_bleu=0.0)
+    table = table_of(task.targets())
     model, batch = model_of(task), task.pairs(8).batch(0)
     logits = model(batch.source, shift_right(batch.labels), mask=batch.mask)
     expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
@@ -102,7 +110,7 @@ def test_without_neighbours_or_alpha_it_is_cross_entropy_to_the_last_bit(task: P
 
 
 def test_the_encoder_runs_once_for_a_batch(task: PairsTask) -> None:
-    table = mine_neighbors(task.targets(), min_bleu=0.0)
+    table = table_of(task.targets())
     model, calls = model_of(task), []
     model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
     PairsLoss(task, neighbors=table)(model, task.pairs(8).batch(0))
@@ -163,7 +171,7 @@ def test_a_model_learns_kept_pairs_and_answers(tmp_path: Path) -> None:
 
 
 def test_a_run_with_neighbours_resumes_to_the_bit(path: str, tmp_path: Path) -> None:
-    table = mine_neighbors(PairsTask(path).targets(), min_bleu=0.0)
+    table = table_of(PairsTask(path).targets())
     options = {
         "smoothing": {"neighbors": "nb.npz", "alpha": 0.2, "token_alpha": 0.1},
         "train": {**QUICK, "steps": 6, "checkpoint_every": 3},
@@ -241,7 +249,7 @@ def test_bad_settings(path: str, tmp_path: Path, task: PairsTask) -> None:
 
 
 def test_a_table_of_other_targets(path: str, tmp_path: Path, task: PairsTask) -> None:
-    table = mine_neighbors(list(reversed(task.targets())), min_bleu=0.0)
+    table = table_of(list(reversed(task.targets())))
     smoothing = {"neighbors": "nb.npz"}
     with pytest.raises(DataError, match="must have been mined from these targets"):
         train_task(job(path, smoothing=smoothing), tmp_path / "run", quiet=True, neighbors=table)
