@@ -167,13 +167,18 @@ def test_a_model_learns_kept_pairs_and_answers(tmp_path: Path) -> None:
     assert sum(bool(a.correct) for a in answers) >= 10
     kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert kept["model"]["name"] == "seq2seq"
-    assert "smoothing" not in kept
+    assert kept["loss"] == {}
 
 
 def test_a_run_with_neighbours_resumes_to_the_bit(path: str, tmp_path: Path) -> None:
     table = table_of(PairsTask(path).targets())
     options = {
-        "smoothing": {"neighbors": "nb.npz", "alpha": 0.2, "token_alpha": 0.1},
+        "loss": {
+            "name": "sequence_smoothing",
+            "neighbors": "nb.npz",
+            "alpha": 0.2,
+            "token_alpha": 0.1,
+        },
         "train": {**QUICK, "steps": 6, "checkpoint_every": 3},
     }
     whole = job(path, **options)
@@ -198,7 +203,7 @@ def test_a_run_with_neighbours_resumes_to_the_bit(path: str, tmp_path: Path) -> 
     one, two = (Seq2Seq.from_pretrained(tmp_path / name).state_dict() for name in "ab")
     assert all(torch.equal(one[key], two[key]) for key in one)
     kept = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
-    assert kept["smoothing"] == options["smoothing"]
+    assert kept["loss"] == options["loss"]
     assert TrainJob.from_dict(kept, "kept") == TrainJob.from_dict(
         tomllib.loads((tmp_path / "b" / "config.toml").read_text()), "kept"
     )
@@ -229,16 +234,19 @@ def test_bad_settings(path: str, tmp_path: Path, task: PairsTask) -> None:
     def start(**tables: object) -> None:
         train_task(job(path, **tables), tmp_path / "run", quiet=True)
 
-    with pytest.raises(ConfigError, match="got no neighbours"):
-        start(smoothing={"alpha": 0.1})
+    mixed = {"name": "sequence_smoothing"}
     with pytest.raises(ConfigError, match="got no table"):
-        start(smoothing={"neighbors": "nb.npz"})
+        start(loss={**mixed, "alpha": 0.1})
+    with pytest.raises(ConfigError, match="got no table"):
+        start(loss={**mixed, "neighbors": "nb.npz"})
     with pytest.raises(ConfigError, match="unknown key 'alhpa'"):
-        start(smoothing={"alhpa": 0.1})
-    with pytest.raises(ConfigError, match="token_alpha must be"):
-        start(smoothing={"token_alpha": 1.5})
-    with pytest.raises(ConfigError, match="belongs to the model seq2seq"):
-        start(smoothing={"token_alpha": 0.1}, model={**TINY, "name": "decoder"})
+        start(loss={**mixed, "alhpa": 0.1})
+    with pytest.raises(ConfigError, match="alpha must be"):
+        start(loss={"name": "smoothing", "alpha": 1.5})
+    with pytest.raises(ConfigError, match="did you mean 'smoothing'"):
+        start(loss={"name": "smothing"})
+    with pytest.raises(ConfigError, match="unknown loss 'sequence_smoothing'"):
+        start(loss=mixed, model={**TINY, "name": "decoder"})
     with pytest.raises(ConfigError, match="needs pairs of texts"):
         start(task={"name": "addition"}, model={**TINY, "name": "seq2seq"})
     with pytest.raises(DataError, match="the longest target must have at most max_length = 6"):
@@ -250,8 +258,8 @@ def test_bad_settings(path: str, tmp_path: Path, task: PairsTask) -> None:
 
 def test_a_table_of_other_targets(path: str, tmp_path: Path, task: PairsTask) -> None:
     table = table_of(list(reversed(task.targets())))
-    smoothing = {"neighbors": "nb.npz"}
+    loss = {"name": "sequence_smoothing", "neighbors": "nb.npz"}
     with pytest.raises(DataError, match="must have been mined from these targets"):
-        train_task(job(path, smoothing=smoothing), tmp_path / "run", quiet=True, neighbors=table)
-    with pytest.raises(ConfigError, match="no path of it"):
+        train_task(job(path, loss=loss), tmp_path / "run", quiet=True, neighbors=table)
+    with pytest.raises(ConfigError, match="belong to the loss sequence_smoothing"):
         train_task(job(path), tmp_path / "run", quiet=True, neighbors=table)

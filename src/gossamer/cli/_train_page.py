@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 # columns of a cell that are no coordinate of it
-_MEASURED = ("exact_match", "token_accuracy", "cross_entropy", "num_samples", "rows")
+_MEASURED = ("exact_match", "token_accuracy", "cross_entropy", "bleu", "num_samples", "rows")
 # in a chain or a text the next symbol is not determined, so that the loss is what counts
 _BY_LOSS = ("markov", "masked_text", "text")
 
@@ -42,8 +42,10 @@ class Measure:
     unit: str = ""
 
 
-def measure_of(task: str) -> Measure:
-    """Return what counts in a task of that name."""
+def measure_of(task: str, cell: Mapping[str, Any]) -> Measure:
+    """Return what counts in a task of that name, which gave a cell."""
+    if "bleu" in cell:
+        return Measure("bleu", "BLEU", "of 100")
     if task in _BY_LOSS:
         return Measure("cross_entropy", "cross-entropy", "nats a token")
     return Measure("exact_match", "exact match")
@@ -90,10 +92,13 @@ def write_inputs(
         folder / "page.json",
         {
             "title": title,
-            "what": _WHAT + (_FILE if "part" in cells[0] else ""),
+            "what": _what(cells[0]),
             "columns": columns,
             "arms": [{"name": "model", "title": "This model", "role": "ours"}],
-            "figures": [_measured(cells, axes, measure), loss_figure("loss (nats a token)")],
+            "figures": [
+                *([] if "bleu" in cells[0] else [_measured(cells, axes, measure)]),
+                loss_figure("loss (nats a token)"),
+            ],
             "command": shlex.join(["gossamer", *command]),
         },
     )
@@ -108,6 +113,19 @@ _FILE = (
     "the column before. Rows held out come from the file that was trained on, and were not trained "
     "on themselves."
 )
+
+
+_PAIRS = (
+    "A model was trained on pairs of texts, then measured on sources that were held out, against "
+    "all their targets: BLEU over the whole, of the words as the task splits them, for greedy "
+    "decoding. The last step is kept."
+)
+
+
+def _what(cell: Mapping[str, Any]) -> str:
+    if "bleu" in cell:
+        return _PAIRS
+    return _WHAT + (_FILE if "part" in cell else "")
 
 
 def read_losses(folder: Path) -> list[dict[str, Any]]:

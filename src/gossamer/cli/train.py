@@ -31,6 +31,8 @@ def run(
     alpha: float | None = None,
     noise_matrix: str | None = None,
     optimizer: str | None = None,
+    teacher: str | None = None,
+    neighbors: Path | None = None,
     steps: int | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
@@ -42,7 +44,8 @@ def run(
 
     The folder holds what `gossamer solve` needs. All other settings stand in a TOML file. With
     --task table:FILE.csv or images:DIR it is a classifier, also of labels that are partly wrong;
-    with --task ranking:ROWS.jsonl a language model that ranks the documents of a prompt.
+    with --task pairs:FILE.tsv it writes a target for each source; with --task ranking:ROWS.jsonl
+    a language model ranks the documents of a prompt.
 
     Example: gossamer train --task addition:digits=1-10 --steps 1200
 
@@ -54,6 +57,10 @@ def run(
     Example: gossamer train --task text:novel.txt --model scale_invariant
     --optimizer scale_invariant_sgd
 
+    Example: gossamer train --task table:my.csv --teacher runs/train
+
+    Example: gossamer train --task pairs:my.tsv --model seq2seq --neighbors nb.npz --alpha 0.1
+
     Example: gossamer train --task ranking:rows.jsonl --model packaged:smollm2 --steps 200
 
     Args:
@@ -62,14 +69,16 @@ def run(
             minesweeper, copy, reverse, parity, lego, markov, argmax or lookup, with options after a
             colon: addition:digits=1-20,carry_chains=0.3; table:FILE.csv, with the column of classes
             target=NAME (default label) and columns to leave out ignore=A+B; images:DIR with one
-            folder for each class, or an .npz or IDX files; ranking:ROWS.jsonl with the options of
+            folder for each class, or an .npz or IDX files; pairs:FILE.tsv with lines
+            source<TAB>target; ranking:ROWS.jsonl with the options of
             fit_ranker: ranking:rows.jsonl,aux_weight=0.1,aux_layer=18,lora=8.
         test: Another file of such rows, for example longer ones; they are never trained on.
         coupling: Ids for a file of your own: fields (proposes a rule and shows it), groups (of the
             rows), none (counts 1..T) or module:function; default auto, the first of groups, fields,
             none that the file allows.
         model: A decoder (default) answers token by token, an encoder all at once; scale_invariant
-            is a decoder (or encoder) whose weights have no scale. A table and images have mlp. For
+            is a decoder (or encoder) whose weights have no scale; seq2seq, for pairs, reads the
+            source whole. A table and images have mlp. For
             ranking, a folder of a Hugging Face model, or packaged:smollm2.
         positions: Position encoding: coupled_relative (default for tasks with coupled ids), rope,
             alibi, fire or none; learned and coupled need a table size, so they stand in the file of
@@ -77,10 +86,15 @@ def run(
         loss: cross_entropy (default), smoothing, forward or backward (corrected for wrong labels),
             generalized or symmetric.
         alpha: Of smoothing, default 0.1; of forward and backward, the share of labels drawn again
-            at random, unless --noise-matrix is given.
+            at random, unless --noise-matrix is given; share of the teacher, default 0.9; share of
+            the neighbours, default 0.1.
         noise_matrix: For forward and backward, a .npy file whose entry (i, j) is the chance of
             label j for true class i; or estimate, for a table or images.
         optimizer: adamw (default), sgd, or scale_invariant_sgd for --model scale_invariant.
+        teacher: A run of gossamer train on the same task and file, whose probabilities are learnt
+            too; for images also the folder of a Hugging Face image classifier.
+        neighbors: For pairs, a table of real sentences near each target, an .npz; it is mined
+            from the targets of training and written when the file is not there.
         steps: Optimiser steps. Default 1200 for most tasks.
         lr: Peak learning rate. Default 0.003 for most tasks; 0.2 for scale_invariant_sgd.
         batch_size: Samples for each step. Default 64 for most tasks.
@@ -90,6 +104,7 @@ def run(
     """
     from gossamer.cli._train_labelled import is_labelled, run_labelled
     from gossamer.cli._train_page import axes_of, measure_of, write_inputs
+    from gossamer.cli._train_pairs import check_pairs, neighbors_of
     from gossamer.cli._train_ranking import is_ranking, run_ranking
     from gossamer.environment import describe_environment
     from gossamer.files import choose_folder, newest_run, write_json
@@ -109,7 +124,7 @@ def run(
     if is_ranking(task, config):
         refused: dict[str, Any] = {"--coupling": coupling, "--positions": positions}
         refused |= {"--loss": loss, "--alpha": alpha, "--noise-matrix": noise_matrix}
-        refused |= {"--optimizer": optimizer}
+        refused |= {"--optimizer": optimizer, "--teacher": teacher, "--neighbors": neighbors}
         given = {"test": test, "model": model, "batch_size": batch_size, "train": options}
         run_ranking(task, config, given, refused=refused, resume=resume, common=common)
         return
@@ -117,13 +132,15 @@ def run(
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": model, "positions": positions},
         "train": options,
-        "loss": {"name": loss, "alpha": alpha, "noise_matrix": noise_matrix},
+        "loss": _loss_table(loss, alpha, noise_matrix, teacher, neighbors),
     }
     job = _job(table, tables, batch_size, config, common)
     if is_labelled(job.task["name"]):
-        run_labelled(job, refused={"--positions": positions}, resume=resume, common=common)
+        refused = {"--positions": positions, "--neighbors": neighbors}
+        run_labelled(job, refused=refused, resume=resume, common=common)
         return
     built = built or job.build_task()
+    check_pairs(job)
     job.check(built)  # a wrong option is found before a folder is made
     if isinstance(built, FileTask) and not common.quiet and not _launched_rank():
         print(preview_task(built), file=sys.stderr)
@@ -134,10 +151,11 @@ def run(
     else:
         folder = _shared_folder(common.out, check=rank == 0 and not resume)
     started = time.perf_counter()
-    result = train_task(job, folder, resume=resume, quiet=common.quiet, task=built)
+    near = neighbors_of(job, built, quiet=common.quiet or bool(rank))
+    result = train_task(job, folder, resume=resume, quiet=common.quiet, task=built, neighbors=near)
     if rank:
         return  # the first process writes the page
-    measure = measure_of(job.task["name"])
+    measure = measure_of(job.task["name"], result.rows()[0])
     summary = _summary(job, result.rows(), measure, time.perf_counter() - started)
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", describe_environment())
@@ -176,6 +194,28 @@ def _task_table(
         task = build_task(name, **{**options, **given})
         return task.config, task
     return (None, None) if name is None else ({"name": name, **options}, None)
+
+
+def _loss_table(
+    loss: str | None,
+    alpha: float | None,
+    noise_matrix: str | None,
+    teacher: str | None,
+    neighbors: Path | None,
+) -> dict[str, Any]:
+    """Return the table [loss] of the options; a teacher or neighbours name the loss."""
+    from gossamer.errors import ConfigError
+
+    named = {"distillation": teacher, "sequence_smoothing": neighbors}
+    for own, value in named.items():
+        if value is not None and loss not in (None, own):
+            option = "--teacher" if own == "distillation" else "--neighbors"
+            raise ConfigError(
+                f"{option} has a loss of its own, {own}; got --loss {loss}. Leave --loss out."
+            )
+        loss = own if value is not None else loss
+    files = {"teacher": teacher, "neighbors": neighbors and str(neighbors)}
+    return {"name": loss, "alpha": alpha, "noise_matrix": noise_matrix, **files}
 
 
 def _launched_rank() -> int | None:

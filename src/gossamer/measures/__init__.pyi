@@ -1,3 +1,5 @@
+from .bleu import corpus_bleu as corpus_bleu
+from .bleu import sentence_bleu as sentence_bleu
 from .calibration import CalibrationReport as CalibrationReport
 from .calibration import ReliabilityCurve as ReliabilityCurve
 from .calibration import calibration_error as calibration_error
@@ -16,8 +18,6 @@ from .eigen import matched_progress as matched_progress
 from .folding import fold_batchnorm as fold_batchnorm
 from .generalization import GeneralizationReport as GeneralizationReport
 from .generalization import generalization_report as generalization_report
-from .bleu import corpus_bleu as corpus_bleu
-from .bleu import sentence_bleu as sentence_bleu
 from .heads import HeadReport as HeadReport
 from .heads import head_report as head_report
 from .labels import LabelErrorReport as LabelErrorReport

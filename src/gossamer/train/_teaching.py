@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gossamer.checks import check_keys
 from gossamer.errors import ConfigError, DataError, UnsupportedError
 from gossamer.measures.variance import call_model
-from gossamer.tasks import Batch
+from gossamer.tasks import Batch, LabelledBatch
 from gossamer.train.losses import answer_logits
 
 __all__ = ["Given", "check_same_words", "given"]
@@ -65,6 +65,8 @@ def given(batch: Any) -> Given:
         return batch
     if isinstance(batch, Batch):
         return Given(batch)
+    if isinstance(batch, LabelledBatch):
+        return Given(batch.x, batch.labels)
     if isinstance(batch, Mapping):
         check_keys(batch, ("inputs", "labels", "ids", "mask"), "a batch")
         if "inputs" not in batch:

@@ -39,8 +39,8 @@ class TrainJob:
             `"encoder"`, `"scale_invariant"`, or `"seq2seq"` for pairs. Default one layer of width
             64 with coupled relative ids.
         train: Settings of the loop.
-        loss: `{"name": ...}` as `build_class_loss` takes it; for `"seq2seq"` as `train_pairs`
-            takes it. Default cross-entropy.
+        loss: `{"name": ...}` as `build_class_loss` takes it, or with a teacher as `taught_loss`;
+            for `"seq2seq"` as `train_pairs` takes it. Default cross-entropy.
         batch_size: Samples for each step. Range: >= 1. Default 64.
         seed: Of weights and samples. Range: >= 0. Default 0.
 
@@ -132,10 +132,16 @@ class TrainJob:
         """
         import torch
 
+        from gossamer.models import Seq2Seq
         from gossamer.train.class_losses import build_class_loss
         from gossamer.train.optimizers import build_optimizers
+        from gossamer.train.taught import has_teacher, load_teacher, taught_loss
 
-        build_class_loss(self.loss, task.vocab_size)
+        if has_teacher(self.loss):
+            taught_loss(self.loss)
+            load_teacher(self.loss["teacher"], task)
+        elif _model_class(self.model.get("name", "decoder")) is not Seq2Seq:
+            build_class_loss(self.loss, task.vocab_size)
         build_optimizers(self.build_model(task), self.train, torch.device("cpu"))
 
 
@@ -218,10 +224,12 @@ def train_task(
     import tomli_w
 
     from gossamer.train.class_losses import build_class_loss
+    from gossamer.train.distill import distill
     from gossamer.train.logging import FileLogger
     from gossamer.train.loop import Trainer
     from gossamer.train.losses import AnswerLoss
     from gossamer.train.seeding import seed_all
+    from gossamer.train.taught import has_teacher, load_teacher, taught_loss
 
     path = Path(folder)
     task = task or job.build_task()
@@ -230,14 +238,22 @@ def train_task(
 
         return train_pairs(job, path, resume=resume, quiet=quiet, task=task, neighbors=neighbors)
     model: Any = job.build_model(task)
-    loss = AnswerLoss(build_class_loss(job.loss, task.vocab_size))
+    teacher = load_teacher(job.loss["teacher"], task) if has_teacher(job.loss) else None
     # all options, so that the run is known by its folder alone
     job = dataclasses.replace(job, task=task.config)
     cells = _reachable(model, task)
     seed_all(job.seed)  # what dropout and random starts draw from
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
-    trainer = Trainer(model, loss, job.train, logger=FileLogger(path), quiet=quiet)
-    trainer.fit(task.stream(job.batch_size, seed=job.seed), resume=resume)
+    stream, logger = task.stream(job.batch_size, seed=job.seed), FileLogger(path)
+    if teacher is not None:
+        taught = taught_loss(job.loss)
+        distill(
+            teacher, model, stream,
+            loss=taught, config=job.train, logger=logger, resume=resume, quiet=quiet,
+        )  # fmt: skip
+    else:
+        loss = AnswerLoss(build_class_loss(job.loss, task.vocab_size))
+        Trainer(model, loss, job.train, logger=logger, quiet=quiet).fit(stream, resume=resume)
     model.save_pretrained(path)
     return _measure(model, task, cells, num_samples)
 

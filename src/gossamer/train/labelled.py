@@ -29,11 +29,13 @@ from gossamer.tasks import (
 from gossamer.train.class_losses import build_class_loss
 from gossamer.train.config import TrainConfig
 from gossamer.train.devices import pick_device
+from gossamer.train.distill import distill
 from gossamer.train.job import TrainJob
 from gossamer.train.logging import FileLogger, Logger
 from gossamer.train.loop import Trainer
 from gossamer.train.optimizers import build_optimizers
 from gossamer.train.seeding import seed_all
+from gossamer.train.taught import has_teacher, load_teacher, taught_loss
 
 __all__ = [
     "LabelledResult",
@@ -206,7 +208,7 @@ def train_labelled(
 
     Args:
         job: What to train; its `loss` may have `noise_matrix = "estimate"`, which trains three more
-            models to estimate it from rows that they did not see.
+            models to estimate it from rows that they did not see, or name a teacher.
         folder: Run folder.
         resume: Go on from the folder's checkpoint, if there is one.
         quiet: Show no progress. Default false.
@@ -228,12 +230,20 @@ def train_labelled(
     rows, transition = task.rows("train"), None
     if job.loss.get("noise_matrix") == "estimate":
         transition = _estimated(job, task, rows, path, resume=resume, quiet=quiet)
-    built = build_class_loss(job.loss, task.num_classes, transition=transition)
     seed_all(job.seed)
-    fit_rows(
-        model, rows.x, rows.labels, built, job.train, batch_size=job.batch_size, seed=job.seed,
-        logger=FileLogger(path), resume=resume, quiet=quiet,
-    )  # fmt: skip
+    if has_teacher(job.loss):
+        distill(
+            load_teacher(job.loss["teacher"], task), model,
+            task.stream(job.batch_size, seed=job.seed), loss=taught_loss(job.loss),
+            config=job.train, logger=FileLogger(path), resume=resume, quiet=quiet,
+        )  # fmt: skip
+        model.eval()
+    else:
+        built = build_class_loss(job.loss, task.num_classes, transition=transition)
+        fit_rows(
+            model, rows.x, rows.labels, built, job.train, batch_size=job.batch_size,
+            seed=job.seed, logger=FileLogger(path), resume=resume, quiet=quiet,
+        )  # fmt: skip
     model.save_pretrained(path)
     test = task.rows("test")
     p = predict_rows(model, test.x)
@@ -284,11 +294,15 @@ def check_labelled(job: TrainJob, task: LabelledTask) -> None:
         ConfigError: If an option of one of them is unknown, or they do not fit each other.
         DataError: If the file of the matrix is wrong.
     """
+    build_optimizers(build_classifier(job, task), job.train, torch.device("cpu"))
+    if has_teacher(job.loss):
+        taught_loss(job.loss)
+        load_teacher(job.loss["teacher"], task)
+        return
     estimate = job.loss.get("noise_matrix") == "estimate"
     # stands for a matrix that only training will give
     begin = np.eye(task.num_classes) if estimate else None
     build_class_loss(job.loss, task.num_classes, transition=begin)
-    build_optimizers(build_classifier(job, task), job.train, torch.device("cpu"))
 
 
 def labelled_task(job: TrainJob) -> LabelledTask:

@@ -265,7 +265,9 @@ def pairs_options(loss: Mapping[str, Any], neighbors: Neighbors | None) -> dict[
             raise ConfigError(
                 f"neighbours belong to the loss sequence_smoothing; got {name!r}. Leave them out."
             )
-        return {"alpha": 0.0, "token_alpha": table.get("alpha", 0.1 if name == "smoothing" else 0)}
+        alpha = table.get("alpha", 0.1 if name == "smoothing" else 0.0)
+        check_range(alpha, "alpha", low=0.0, high=1.0)
+        return {"alpha": 0.0, "token_alpha": alpha}
     if neighbors is None or "neighbors" not in table:
         got = "no table" if neighbors is None else "a table, but no path of it"
         raise ConfigError(
