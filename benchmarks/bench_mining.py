@@ -54,7 +54,7 @@ def timed(name: str, run: Callable[[], object]) -> object:
     wall, cpu = time.perf_counter(), time.process_time()
     result = run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(f"  {name:34}{wall:9.2f} s wall{cpu:9.2f} s CPU")
+    print(f"  {name:34}{wall:10.3f} s wall{cpu:10.3f} s CPU")
     return result
 
 

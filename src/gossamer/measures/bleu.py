@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 from gossamer.checks import check_range
 from gossamer.errors import DataError
@@ -132,7 +133,8 @@ def _statistics(
         known |= _grams(other, max_order)  # the largest count of each
     matches = [0] * max_order
     for gram, count in own.items():
-        matches[len(gram) - 1] += min(count, known[gram])
+        if gram in known:
+            matches[len(gram) - 1] += min(count, known[gram])
     length = len(words)
     totals = [max(0, length - n) for n in range(max_order)]
     nearest = min(map(len, others), key=lambda size: (abs(size - length), size))
@@ -141,10 +143,10 @@ def _statistics(
 
 def _grams(words: Sequence[str], max_order: int) -> Grams:
     """Return how often a sentence holds each n-gram."""
-    found: Grams = Counter()
-    for n in range(1, max_order + 1):
-        found.update(zip(*(words[start:] for start in range(n)), strict=False))
-    return found
+    shifted = [words[start:] for start in range(max_order)]
+    return Counter(
+        chain.from_iterable(zip(*shifted[:n], strict=False) for n in range(1, max_order + 1))
+    )
 
 
 def _check_rows(hypotheses: Sequence[str], references: Sequence[object]) -> None:
