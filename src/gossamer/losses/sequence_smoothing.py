@@ -123,18 +123,19 @@ class SequenceSmoothingLoss(nn.Module):
         rows = rows.masked_fill(rows == -1, _IGNORED)
         sizes = (rows != _IGNORED).sum(2)  # (B, k)
         some = sizes > 0
-        shares = self.alpha * some.any(1).to(torch.float64)
+        dtype = _wide(logits)  # not float64 at all times: some devices lack it
+        shares = self.alpha * some.any(1).to(dtype)
         own = self._weighed(logits, labels, 1 - shares)
         # a neighbour weighs as the tokens of its target do, whatever its own length
         found = sizes.clamp(min=1) * some.sum(1, keepdim=True).clamp(min=1)
-        weights = torch.where(some, self.alpha * counts[:, None].double() / found, 0.0)
+        weights = torch.where(some, self.alpha * counts[:, None].to(dtype) / found, 0.0)
         flat = neighbor_logits.reshape(-1, *neighbor_logits.shape[-2:])
         return own + self._weighed(flat, rows.flatten(0, 1), weights.flatten())
 
     def _weighed(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Return the sum of the losses of all tokens, each times the weight of its sequence."""
         scores = logits.flatten(0, 1)
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = scores.to(_wide(scores))
         counted = weights[(labels != _IGNORED).any(1)].to(scores.dtype)
         even = len(counted) > 0 and bool((counted == counted[0]).all()) and bool(counted[0] > 0)
         reduction = "sum" if even else "none"
@@ -153,6 +154,11 @@ class SequenceSmoothingLoss(nn.Module):
     def extra_repr(self) -> str:
         """Show the options."""
         return f"alpha={self.alpha:g}, sample={self.sample}, token_alpha={self.token_alpha:g}"
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    """Return the dtype of the computation."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _check(logits: Tensor, labels: Tensor, axes: int, name: str, of: str) -> None:
