@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gossamer.models import Seq2Seq, shift_right
 from gossamer.optim import warmup_linear
 from gossamer.recipes._outside import outside_data
 from gossamer.recipes._restaurant_texts import GUARD, Input, Texts, load_texts
+from gossamer.recipes._timing import cpu_seconds
 from gossamer.retrieval import NeighborTable, mine_neighbors
 from gossamer.tasks import EOS, PairBatch, PairStream, Vocabulary, split_words
 from gossamer.tasks.base import IGNORED
@@ -259,9 +259,7 @@ def describe(config: Config, arm: str) -> dict[str, float]:
 def mine(config: Config) -> dict[str, float]:
     """Return what mining takes, and how near the neighbours are with BLEU and without."""
     sentences = mining_sentences(config.mining_data, config.mining_sentences)
-    started = time.perf_counter()
-    mine_neighbors(sentences, min_bleu=0.0)
-    seconds = time.perf_counter() - started
+    seconds = cpu_seconds(lambda: mine_neighbors(sentences, min_bleu=0.0))
     found = describe(config, "method")
     gain = found["overlap"] - overlap(neighbors(config.data, "cosine"))
     return {**found, "mining_seconds": seconds, "rerank_gain": gain}

@@ -120,7 +120,13 @@ RECIPE = Recipe(
         "side: one near it in meaning and wording, or one at random. All arms cost the same."
     ),
     claims=(
-        _mined("Mining 12,000 sentences takes less than 60 s", "mining_seconds", "s", "lower", 60),
+        _mined(
+            "Mining 12,000 sentences takes less than 60 s of one core",
+            "mining_seconds",
+            "s",
+            "lower",
+            60,
+        ),
         _mined(
             "The mean BLEU of the reranked top 5 is above that of the cosine top 5",
             "rerank_gain",
@@ -184,7 +190,7 @@ RECIPE = Recipe(
         Column("without", "Targets without a neighbour", "%"),
         Column("overlap", "BLEU of up to 5 words of the neighbours", "0 to 1"),
         Column("rerank_gain", "Its gain by reranking", "0 to 1"),
-        Column("mining_seconds", "Mining 12,000 sentences", "s"),
+        Column("mining_seconds", "Mining 12,000 sentences, time of one core", "s"),
         Column("generated", "On generated sentences, since the data is absent", "1 = yes"),
     ),
     figures=(
