@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -252,6 +253,29 @@ def test_residual_branches_add() -> None:
     assert spectral_complexity(model, (3,), log=False) == pytest.approx(product**2, rel=1e-12)
 
 
+def test_sums_in_place_change_no_other_branch() -> None:
+    class Aliased(nn.Module):
+        def __init__(self, inplace: bool) -> None:
+            super().__init__()
+            self.inner, self.inplace = nn.Linear(3, 3, bias=False), inplace
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.inner(x)
+            y = F.relu(h, inplace=self.inplace)
+            y += self.inner(y)
+            return y + h  # with a ReLU in place h is y
+
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = Aliased(inplace).double()
+        matrix = np.abs(2 * model.inner.weight.detach().numpy())
+        once, twice = matrix, matrix @ matrix
+        paths = 2 * (once + twice) if inplace else (once + twice) + once
+        with pytest.warns(UserWarning, match="more than once"):
+            found = path_norm(model, (3,), p=1, log=False)
+        assert found == pytest.approx(paths.sum() ** 2, rel=1e-12)
+
+
 def test_joined_branches() -> None:
     class Joined(nn.Module):
         def __init__(self) -> None:
@@ -372,6 +396,24 @@ def test_leaky_units_and_constants() -> None:
     steep = nn.Sequential(model[0], nn.PReLU(4, 3.0), model[2]).double()
     expected = path_norm(model, (3,)) + 2 * math.log(3)
     assert path_norm(steep, (3,)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_calls_by_keyword_and_compiled_models() -> None:
+    class Keywords(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = F.relu(input=F.linear(input=x, weight=self.first.weight))
+            return torch.matmul(torch.flatten(input=hidden, start_dim=1), self.last.weight.T)
+
+    model = Keywords().double()
+    expected = path_norm(stack(model.first.weight.detach(), model.last.weight.detach()), (3,))
+    assert path_norm(model, (3,)) == pytest.approx(expected, rel=1e-12)
+    compiled = nn.Module()  # as torch.compile wraps it
+    compiled._orig_mod = model
+    assert path_norm(compiled, (3,)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_weight_tying_is_said() -> None:
@@ -618,3 +660,14 @@ def test_bad_data() -> None:
     broken.weight.data[0, 0] = math.nan
     with pytest.raises(DataError, match="logits"):
         output_margins(broken, (x, y))
+
+
+@pytest.mark.gpu
+def test_the_device_does_not_matter() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = normed()
+    for norm in ALL:
+        assert norm(copy.deepcopy(model).cuda(), (2, 4, 4)) == pytest.approx(
+            norm(model, (2, 4, 4)), rel=1e-8
+        )

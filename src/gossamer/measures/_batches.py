@@ -26,8 +26,9 @@ def exact_copy(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedError: If the model cannot be copied, or holds no parameters.
     """
+    plain = getattr(model, "_orig_mod", model)  # of a compiled model
     try:
-        found = copy.deepcopy(model)
+        found: nn.Module = copy.deepcopy(plain)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise UnsupportedError(
             f"the model must be one that copy.deepcopy can copy; got {type(model).__name__} and "

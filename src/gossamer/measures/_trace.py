@@ -164,15 +164,20 @@ class Tracer:
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Apply the rule of a function."""
         name = getattr(func, "__name__", str(func))
+        if not args and "input" in kwargs:
+            args, kwargs = (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
         if name == "__get__":
             return self._field(func.__self__.__name__, args[0])
         plain = name if name.startswith("__") else name.strip("_")
         if plain not in self.rules:
             raise self.refuse(name)
         out = self.rules[plain](self, func, args, kwargs)
-        if name.endswith("_") and not name.startswith("__"):  # x += y
+        in_place = name.endswith("_") and not name.startswith("__")
+        if in_place or kwargs.get("inplace"):  # x += y changes what x stands for, under any name
             args[0].content, args[0].log_scale = out.content, out.log_scale
             return args[0]
+        if isinstance(out, Traced):  # a stand-in of its own, even where the values are the same
+            return self.traced(out.content, out.log_scale)
         return out
 
     def _field(self, name: str, x: Traced) -> Any:

@@ -195,9 +195,9 @@ def shaken(
 
 def curve(config: Config, seed: int, kind: str) -> list[dict[str, Any]]:
     """Return expected sharpness and KL over sigma, for the largest set."""
-    size = max(config.sizes)
+    size, name = max(config.sizes), f"{kind} labels, seed {seed}"
     return [
-        {"what": "curve", "labels": kind, **shaken(config, seed, kind, size, 0, sigma)}
+        {"what": "curve", "network": name, **shaken(config, seed, kind, size, 0, sigma)}
         for sigma in config.sigmas
     ]
 

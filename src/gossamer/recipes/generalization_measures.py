@@ -241,13 +241,13 @@ RECIPE = Recipe(
             "curve",
             "expected-by-kl",
             "Expected sharpness over KL",
-            "Expected sharpness against KL while the noise shrinks, for true and for random labels "
-            "on the largest set, first seed; both axes are logarithmic. The lower line needs less.",
+            "Expected sharpness against KL while the noise shrinks, for true and random labels "
+            "on the largest set, one line for each seed; both axes are logarithmic.",
             "kl",
             "expected",
             {
-                "where": {"what": "curve", "seed": 0},
-                "group": "labels",
+                "where": {"what": "curve"},
+                "group": "network",
                 "log_x": True,
                 "log_y": True,
                 "x_label": "KL, nats",
