@@ -64,12 +64,12 @@ def test_expected_sharpness_of_a_quadratic_loss() -> None:
         return 0.5 * out[0] @ matrix @ out[0]
 
     model = Weights(torch.zeros(6, dtype=torch.float64))
-    found = expected_sharpness(model, ONE, sigma=0.3, num_draws=4000, loss=loss)
+    found = expected_sharpness(model, ONE, sigma=0.3, num_draws=2000, loss=loss)
     expected = 0.3**2 * float(matrix.trace()) / 2
     assert found.value == pytest.approx(expected, abs=3 * found.standard_error)
-    assert found.standard_error < 0.05 * expected
+    assert found.standard_error < 0.06 * expected
     # the variance of a quadratic form is sigma^4 tr(A^2) / 2
-    spread = 0.3**2 * math.sqrt(float((matrix @ matrix).trace()) / 2) / math.sqrt(4000)
+    spread = 0.3**2 * math.sqrt(float((matrix @ matrix).trace()) / 2) / math.sqrt(2000)
     assert found.standard_error == pytest.approx(spread, rel=0.1)
 
 
@@ -124,7 +124,7 @@ def test_max_sharpness_bounds_random_points_of_a_network_from_below() -> None:
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         before = float(F.cross_entropy(double(x.double()), y))
-        for _ in range(50):
+        for _ in range(20):
             for p, w in zip(double.parameters(), start, strict=True):
                 corner = torch.randint(2, w.shape, generator=draw) * 2.0 - 1
                 p.copy_(w + 0.05 * (w.abs() + 1) * corner)

@@ -121,6 +121,10 @@ def test_digits_stand_in_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     assert (len(data.x), len(data.x_test), data.share) == (1078, 719, 4)
     config = Config(data="no_such_folder", max_epochs=1)
     assert len(_generalization.fit(config, 0, "confusion", 2000).x) == 1000
+    small = Config(**{**vars(config), "sizes": (100, 200), "hidden": (8,), "sigmas": (0.01,)})
+    outcome = run(small, "labels", 0, NoLogger())  # names and sizes are those that were trained
+    assert list(outcome.variants) == ["25 random labels", "25 true labels", "50 true labels"]
+    assert {row["size"] for row in outcome.rows if row["what"] == "size"} == {25, 50}
     load.cache_clear()
 
 

@@ -61,16 +61,16 @@ class Config:
 
 def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     """Train the networks of one arm and measure them."""
-    from gossamer.recipes._generalization import curve, measure, taus
+    from gossamer.recipes._generalization import curve, load, measure, taus
 
-    largest = max(config.sizes)
+    largest, share = max(config.sizes), load(config.data).share
 
     if arm == "labels":
         true, random = (
-            {n: measure(config, seed, kind, n, bound=n == largest) for n in config.sizes}
+            {n // share: measure(config, seed, kind, n, bound=n == largest) for n in config.sizes}
             for kind in ("true", "random")
         )
-        outcome = named(random, "random labels", largest)
+        outcome = named(random, "random labels", largest // share)
         outcome.variants.update({f"{n} true labels": values for n, values in true.items()})
         outcome.scalars.update(gaps(true, random))
         for kind, found in (("true", true), ("random", random)):
@@ -84,8 +84,10 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
     if arm == "confusion":
         found = {0: measure(config, seed, "true", largest)}
         for added in config.confusion:
-            found[added] = measure(config, seed, "confusion", added)
-        outcome = named({k: v for k, v in found.items() if k}, "added", max(config.confusion))
+            found[added // share] = measure(config, seed, "confusion", added)
+        outcome = named(
+            {k: v for k, v in found.items() if k}, "added", max(config.confusion) // share
+        )
         outcome.scalars.update(rises(found))
         outcome.rows.extend(
             {"what": "confusion", "added": added, **values} for added, values in found.items()
