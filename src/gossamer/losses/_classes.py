@@ -12,7 +12,7 @@ from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.losses._rows import REDUCTIONS
 
-__all__ = ["WEIGHT_MODES", "ClassLoss", "in_chunks", "pick", "product"]
+__all__ = ["WEIGHT_MODES", "ClassLoss", "chunk_numbers", "in_chunks", "pick", "product"]
 
 WEIGHT_MODES = ("class", "sample")
 _SUM_TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -159,7 +159,7 @@ class ClassLoss(nn.Module):
         def of(part: Tensor, labels: Tensor) -> Tensor:
             return self.of_logits(part if part.dtype == torch.float64 else part.float(), labels)
 
-        if targets.requires_grad or rows.numel() <= _numbers(rows):
+        if targets.requires_grad or rows.numel() <= chunk_numbers(rows):
             if kept is not None:  # whatever an ignored row holds
                 rows = torch.where(kept[:, None], rows, 0.0)
             values = of(rows, targets)
@@ -250,13 +250,13 @@ def _with_gradient(of: RowLoss, rows: Tensor, *targets: Tensor) -> tuple[Tensor,
 
 def _chunks(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield some rows at a time of tensors with the same rows."""
-    size = max(1, _numbers(rows) // rows.shape[1])
+    size = max(1, chunk_numbers(rows) // rows.shape[1])
     for begin in range(0, len(rows), size):
         yield tuple(tensor[begin : begin + size] for tensor in (rows, *others))
 
 
-def _numbers(rows: Tensor) -> int:
-    """Return the size of a chunk."""
+def chunk_numbers(rows: Tensor) -> int:
+    """Return how many numbers of the logits are looked at at a time."""
     return _CHUNK_NUMBERS if rows.device.type == "cpu" else _DEVICE_CHUNK_NUMBERS
 
 

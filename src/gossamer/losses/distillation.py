@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, DataError, DtypeError, ShapeError
 from gossamer.losses._classes import in_chunks
-from gossamer.losses.teachers import TopKLogits, coarse_divergence, divergence
+from gossamer.losses.teachers import TopKLogits, coarse_divergence, soft_loss
 
 __all__ = ["DistillationLoss"]
 
@@ -113,7 +113,11 @@ class DistillationLoss(nn.Module):
         if alpha < 1:
             _check_classes(targets[-1], logits.shape[-1])
         with torch.autocast(logits.device.type, enabled=False):
-            values = in_chunks(self._rows(alpha), rows, *targets)
+            if alpha > 0 and len(teacher) == 1:
+                labels = targets[1] if alpha < 1 else None
+                values = soft_loss(rows, targets[0], labels, self.temperature, alpha)
+            else:
+                values = in_chunks(self._rows(alpha), rows, *targets)
         _check_values(values, rows)
         if self.reduction != "none":
             return values.sum() if self.reduction == "sum" else values.mean()
@@ -135,23 +139,20 @@ class DistillationLoss(nn.Module):
         return alpha
 
     def _rows(self, alpha: float) -> Callable[..., Tensor]:
-        """Return the loss of rows from their logits, what the teacher says, and labels."""
+        """Return the loss of rows from logits, the teacher's top k if these count, and labels."""
 
         def of(logits: Tensor, *targets: Tensor) -> Tensor:
             logits = _exact(logits)
             if alpha == 0:
                 return F.cross_entropy(logits, targets[0], reduction="none")
-            *teacher, labels = targets if alpha < 1 else (*targets, logits)
-            first = teacher[0].to(logits.dtype)
-            if len(teacher) == 1:
-                values = divergence(logits, first, self.temperature)
-            else:
-                _, indices, rest = teacher
-                rest = rest.to(logits.dtype)
-                values = coarse_divergence(logits, first, indices, rest, self.temperature)
+            top, indices, rest = (
+                t.to(logits.dtype) if t.is_floating_point() else t for t in targets[:3]
+            )
+            values = coarse_divergence(logits, top, indices, rest, self.temperature)
             values = alpha * self.temperature**2 * values
             if alpha < 1:
-                values = values + (1 - alpha) * F.cross_entropy(logits, labels, reduction="none")
+                own = F.cross_entropy(logits, targets[3], reduction="none")
+                values = values + (1 - alpha) * own
             return values
 
         return of

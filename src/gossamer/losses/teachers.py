@@ -1,4 +1,4 @@
-"""Divergences from a teacher, row by row: all classes, or the teacher's top k and the rest."""
+"""Losses against a teacher, row by row: all classes, or the teacher's top k and the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gossamer.checks import check_range
 from gossamer.errors import DtypeError, ShapeError
+from gossamer.losses._classes import chunk_numbers
 
-__all__ = ["TopKLogits", "coarse_divergence", "divergence"]
+__all__ = ["TopKLogits", "coarse_divergence", "soft_loss", "soft_rows"]
 
 
 @dataclass(frozen=True)
@@ -90,47 +92,107 @@ class TopKLogits:
         return TopKLogits(values, indices, rest, self.temperature)
 
 
-def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return the divergence of the student from the teacher in each row, both at a temperature."""
-    values: Tensor = _Divergence.apply(student, teacher, temperature)  # type: ignore[no-untyped-call]
+def soft_rows(
+    student: Tensor, teacher: Tensor, labels: Tensor | None, temperature: float, alpha: float
+) -> Tensor:
+    """Return the loss of each row, written as its formula; `labels` if alpha is below 1."""
+    log_p = (student / temperature).log_softmax(1)
+    log_q = (teacher / temperature).log_softmax(1)
+    q = log_q.exp()
+    values = torch.where(q != 0, q * (log_q - log_p), 0.0).sum(1)
+    values = alpha * temperature**2 * values
+    if labels is not None:
+        values = values + (1 - alpha) * F.cross_entropy(student, labels, reduction="none")
     return values
 
 
-class _Divergence(torch.autograd.Function):
-    """KL of softmax(teacher / T) from softmax(student / T), with its gradient (p - q) / T.
+def soft_loss(
+    rows: Tensor, teacher: Tensor, labels: Tensor | None, temperature: float, alpha: float
+) -> Tensor:
+    """Return the same, with the gradient worked out beside it."""
+    values: Tensor = _SoftLoss.apply(rows, teacher, labels, temperature, alpha)  # type: ignore[no-untyped-call]
+    return values
 
-    In the form of a cross-entropy with soft targets: one exponential for each number, where
-    log-probabilities of both would take two.
+
+class _SoftLoss(torch.autograd.Function):
+    """The loss of many rows and its gradient, a T (p - q) + (1 - a) (softmax - label), by chunks.
+
+    In the form of a cross-entropy with soft targets: one exponential for each number and model,
+    where log-probabilities would take two. Beside the gradient two scratch arrays of the size of a
+    chunk are kept.
     """
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-        work = teacher / temperature  # one scratch, so that fresh memory is asked for seldom
-        q = work.softmax(1)
-        p = torch.div(student, temperature, out=work).softmax(1)
-        ctx.save_for_backward(student, teacher)
-        ctx.temperature = temperature
-        # log sum exp of a row, from its largest entry before and after the softmax
-        log_a = teacher.amax(1) / temperature - q.amax(1).log()
-        log_b = student.amax(1) / temperature - p.amax(1).log()
-        gaps = torch.sub(teacher, student, out=work).mul_(q)
-        values = gaps.sum(1) / temperature - log_a + log_b
-        ctx.difference = p.sub_(q) if ctx.needs_input_grad[0] else None
-        if not bool(values.isfinite().all()):  # classes with a logit of -inf
-            a, b = teacher / temperature, student / temperature
-            gaps = q * (a.log_softmax(1) - b.log_softmax(1))
-            values = torch.where(q != 0, gaps, 0.0).sum(1)
-        return values
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        teacher: Tensor,
+        labels: Tensor | None,
+        temperature: float,
+        alpha: float,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, teacher, labels)
+        ctx.temperature, ctx.alpha = temperature, alpha
+        ctx.gradient = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        return _values(rows, teacher, labels, temperature, alpha, ctx.gradient)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        student, teacher = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, teacher, labels = ctx.saved_tensors
+        numbers = ctx.temperature, ctx.alpha
+        if torch.is_grad_enabled():  # a second derivative is asked for
+            exact = rows if rows.dtype == torch.float64 else rows.float()
+            values = soft_rows(exact, teacher, labels, *numbers)
+            (found,) = torch.autograd.grad(values, rows, grad, create_graph=True)
+            return found, None, None, None, None
         # given away, since it is scaled in place; a second pass makes it again
-        difference, ctx.difference = ctx.difference, None
-        if difference is None or torch.is_grad_enabled():
-            p, q = (student / ctx.temperature).softmax(1), (teacher / ctx.temperature).softmax(1)
-            return (p - q) * (grad / ctx.temperature)[:, None], None, None
-        return difference.mul_((grad / ctx.temperature)[:, None]), None, None
+        found, ctx.gradient = ctx.gradient, None
+        if found is None:
+            found = torch.empty_like(rows)
+            _values(rows, teacher, labels, *numbers, found)
+        return found.mul_(grad[:, None]), None, None, None, None
+
+
+def _values(
+    rows: Tensor,
+    teacher: Tensor,
+    labels: Tensor | None,
+    temperature: float,
+    alpha: float,
+    gradient: Tensor | None,
+) -> Tensor:
+    """Return the loss of each row; write its gradient by the logits where one is wanted."""
+    exact = rows.dtype if rows.dtype in (torch.float32, torch.float64) else torch.float32
+    size = min(len(rows), max(1, chunk_numbers(rows) // rows.shape[1]))
+    values = torch.empty(len(rows), dtype=exact, device=rows.device)
+    scratch = torch.empty((2, size, rows.shape[1]), dtype=exact, device=rows.device)
+    for begin in range(0, len(rows), size):
+        part = slice(begin, begin + size)
+        s, t = rows[part].to(exact), teacher[part].to(exact)
+        work, q = scratch[:, : len(s)]
+        place = None if gradient is None else gradient[part]
+        p = place if place is not None and place.dtype == exact else torch.empty_like(s)
+        torch.softmax(torch.div(t, temperature, out=work), 1, out=q)
+        torch.softmax(torch.div(s, temperature, out=work), 1, out=p)
+        # log sum exp of a row, from its largest entry before and after the softmax
+        high_s, high_t = s.amax(1), t.amax(1)
+        offset = (high_s - high_t) / temperature - p.amax(1).log() + q.amax(1).log()
+        gaps = torch.sub(t, s, out=work).mul_(q).sum(1) / temperature
+        value = (gaps + offset).mul_(alpha * temperature**2)
+        p.sub_(q).mul_(alpha * temperature)
+        if labels is not None:
+            own = labels[part, None]
+            torch.softmax(s, 1, out=work)
+            loss = high_s - work.amax(1).log() - s.gather(1, own)[:, 0]
+            value.add_(loss, alpha=1 - alpha)
+            p.add_(work, alpha=1 - alpha)
+            p.scatter_add_(1, own, p.new_full(own.shape, alpha - 1))
+        if not bool(value.isfinite().all()):  # classes with a logit of -inf
+            value = soft_rows(s, t, None if labels is None else labels[part], temperature, alpha)
+        values[part] = value
+        if place is not None and place is not p:
+            place.copy_(p)
+    return values
 
 
 def coarse_divergence(
