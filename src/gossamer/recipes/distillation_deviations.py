@@ -237,5 +237,5 @@ RECIPE = Recipe(
             },
         ),
     ),
-    budget={"small": 6},
+    budget={"small": 4},
 )
