@@ -562,6 +562,26 @@ def test_attention_as_an_even_average() -> None:
     assert found == pytest.approx((even**2 @ (4 * 20 * one**2)).sum(), rel=1e-12)
 
 
+def test_attention_of_the_framework_has_its_two_projections() -> None:
+    class Core(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x, need_weights=False)[0].flatten(1)
+
+    torch.manual_seed(0)
+    model = Core().double()
+    value = model.attention.in_proj_weight.detach().numpy()[8:]
+    out = model.attention.out_proj.weight.detach().numpy()
+    one, two = np.kron(np.eye(3), value), np.kron(np.eye(3), out)
+    even = np.kron(np.full((3, 3), 1 / 3), np.eye(4))
+    found = path_norm(model, (3, 4), p=1, log=False, approximate=True)
+    expected = (np.abs(2 * two) @ even @ np.abs(2 * one)).sum() ** 2
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "norm",
     [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)],

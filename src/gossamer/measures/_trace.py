@@ -130,7 +130,7 @@ class Tracer:
         return UnsupportedError(
             "norms have rules for linear layers, convolutions, ReLU, pooling, BatchNorm, dropout, "
             f"sums and changes of shape; got the function {name} in the layer {self._here}. "
-            f"{remedy or 'Replace it, or leave the norms out'}."
+            f"{remedy or 'Replace it, or leave the norms out of `measures`'}."
         )
 
     def beyond(self, name: str, what: str) -> None:
