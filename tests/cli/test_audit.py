@@ -23,6 +23,10 @@ def build():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(9, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
 
+def other():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
 def nothing():
     return 3
 
@@ -147,6 +151,11 @@ def test_a_run_is_measured_on_its_own_rows_and_not_changed(
     assert checks["generalization"]["num_examples"] == 96
     assert set(checks["generalization"]["values"]) == {"l2", "l1_path", "l2_path", "spectral"}
     assert "generalization, on 96 training rows: l2 norm" in said
+    with np.load(images) as arrays:
+        changed = {"images": arrays["images"], "labels": arrays["labels"] + 1}
+    np.savez(images, **changed)
+    assert run("audit", "runs/train", *FAST) == 2
+    assert "they were changed since then" in capsys.readouterr().err
     for text in ("Measures, and simple figures beside them", "Layers", "hidden.0", "vacuous"):
         assert text in Path("runs/audit/report.html").read_text()
 
@@ -166,6 +175,21 @@ def test_a_model_of_a_function_with_data(capsys: pytest.CaptureFixture[str]) -> 
     expected = generalization_report(space["build"](), (x, y), measures=["l2"])
     found = read_json("runs/audit/summary.json")["checks"]["generalization"]
     assert found["norms"]["l2"] == pytest.approx(expected.norms["l2"])
+
+
+def test_a_model_that_the_norms_do_not_know_has_the_other_measures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    images = write_images()
+    Path("mine.py").write_text(MODEL)
+    options = ["--data", images, "--checks", "generalization", *FAST]
+    assert run("audit", "mine.py:other", *options) == 0
+    said = capsys.readouterr().out
+    assert "The norms have no rule for this model" in said
+    assert "LayerNorm" in said
+    found = read_json("runs/audit/summary.json")["checks"]["generalization"]["values"]
+    assert set(found) == {"sharpness", "pac_bayes"}
+    assert all(value > 0 for value in found.values())
 
 
 def test_another_table_is_read_with_the_columns_of_the_run(
@@ -228,7 +252,7 @@ def test_a_broken_off_audit_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["bare.npz", "--control", "bare.npz"], "Give --teacher too"),
         (["mine.py:build"], "got no --data"),
         (["mine.py:nothing", "--data", "dots.npz"], "must return a torch.nn.Module; got int"),
-        (["mine.py:other", "--data", "dots.npz"], "has no function 'other'"),
+        (["mine.py:absent", "--data", "dots.npz"], "has no function 'absent'"),
         (["other.py:build", "--data", "dots.npz"], "there is no file other.py"),
         (["no_such_module:build", "--data", "dots.npz"], "cannot be imported"),
     ],

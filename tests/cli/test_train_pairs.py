@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from gossamer.cli import main
 from gossamer.cli._train_pairs import neighbors_of
 from gossamer.errors import DataError
 from gossamer.tasks import PairsTask
@@ -32,3 +34,39 @@ def test_neighbours_are_mined_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert again.fingerprint == table.fingerprint
     with pytest.raises(DataError, match="must have been mined from these targets"):
         neighbors_of(tmp_path / "nb.npz", task_of(tmp_path / "other.tsv", "garden"))
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    return int(stopped.value.code or 0)
+
+
+def test_pairs_from_training_to_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task_of(Path("my.tsv"), "house")
+    train = ["train", "--task", "pairs:my.tsv", "--steps", "30", "--batch-size", "8", "--quiet"]
+    assert run(*train, "--neighbors", "nb.npz", "--alpha", "0.2", "--out", "near") == 0
+    assert "split test: BLEU" in capsys.readouterr().out
+    assert Path("nb.npz").exists()
+    kept = tomllib.loads(Path("near/config.toml").read_text())
+    assert kept["loss"] == {"name": "sequence_smoothing", "neighbors": "nb.npz", "alpha": 0.2}
+    assert kept["model"]["name"] == "seq2seq"
+    assert "against all their targets" in Path("near/report.html").read_text()
+    run("solve", "near", "red green")
+    assert capsys.readouterr().out.startswith("the ")
+    assert run(*train, "--loss", "smoothing", "--alpha", "0.1", "--out", "words") == 0
+    capsys.readouterr()
+
+    task_of(Path("my.tsv"), "garden")
+    for options, words in (
+        (["--neighbors", "nb.npz"], "must have been mined from these targets"),
+        (["--neighbors", "nb.npz", "--loss", "smoothing"], "has a loss of its own"),
+        (["--neighbors", "nb.npz", "--model", "decoder"], "belongs to pairs with the model"),
+        (["--loss", "forward"], "unknown loss for pairs of texts 'forward'"),
+    ):
+        assert run(*train, *options) == 2
+        assert words in capsys.readouterr().err
+    assert not Path("runs").exists()

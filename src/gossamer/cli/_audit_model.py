@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelTarget", "generalization", "open_model"]
 
 _QUICK = ("l2", "l1_path", "l2_path", "spectral")
+_WITHOUT_NORMS = ("sharpness", "pac_bayes")
 _TITLES = {
     "l2": "l2 norm",
     "l1_path": "l1 path norm",
@@ -92,6 +93,11 @@ def _open_run(folder: Path, data: LabelledTask | None, device: str) -> ModelTarg
     own = {key: value for key, value in table.items() if key not in ("name", "facts")}
     if data is None:
         task = build_labelled_task(table["name"], **own)
+        if task.config["facts"] != table["facts"]:
+            raise DataError(
+                f"{table['path']} must be the rows that {folder} was trained on; they were changed "
+                "since then. Put them back, or give rows by --data."
+            )
         test = task.rows("test")
         note = "Calibration is measured on the rows that the run held out."
         return ModelTarget(model, task.rows("train"), test, note)
@@ -166,14 +172,19 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
         quick: Norms only.
         seed: Of the noise.
     """
+    from gossamer.errors import UnsupportedError
     from gossamer.measures import generalization_report
 
-    report = generalization_report(
-        target.model,
-        (target.train.x, target.train.labels),
-        measures=_QUICK if quick else None,
-        random_state=seed,
-    )
+    rows_of = (target.train.x, target.train.labels)
+    beyond: list[str] = []
+    try:
+        measures = _QUICK if quick else None
+        report = generalization_report(target.model, rows_of, measures=measures, random_state=seed)
+    except UnsupportedError as error:
+        beyond = [f"The norms have no rule for this model: {error}"]
+        report = generalization_report(
+            target.model, rows_of, measures=_WITHOUT_NORMS, random_state=seed
+        )
     values = {name: _finite(value) for name, value in report.values.items()}
     rows = [{"kind": "measure", **row} for row in report.rows()]
     layers = [{**row, "kind": "layer", "type": row["kind"]} for row in report.layers]
@@ -192,6 +203,7 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
         "training rows reach. They compare networks of one architecture with each other; alone "
         "they say little. Only the PAC-Bayes bound is an error, and it is nearly always above 1, "
         "that is vacuous.",
+        *beyond,
         *reasons,
         *report.notes,
     ]
@@ -203,6 +215,7 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
         ],
         lines=[
             f"generalization, on {report.num_examples} training rows: {', '.join(words)}",
+            *beyond,
             *reasons,
         ],
         rows=[*rows, *layers],

@@ -37,7 +37,7 @@ def classify(folder: Path, file: str, *, check: bool, common: Common) -> int:
         common: Options of every command.
     """
     from gossamer.errors import ConfigError
-    from gossamer.files import read_json, write_text
+    from gossamer.files import write_text
     from gossamer.train.labelled import load_labelled_run, predict_rows
 
     if file == "-":
@@ -45,7 +45,7 @@ def classify(folder: Path, file: str, *, check: bool, common: Common) -> int:
             "a classifier needs a file of rows; got none. Run: gossamer solve RUN FILE.csv"
         )
     model, table = load_labelled_run(folder, device=common.device)
-    classes = read_json(folder / "summary.json")["classes"]
+    classes = table["facts"]["classes"]
     x, labels = _read(table, file)
     p = predict_rows(model, x)
     best = p.argmax(1).tolist()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gossamer.retrieval import NeighborTable
-    from gossamer.tasks import Task
+    from gossamer.tasks import PairsTask, Task
     from gossamer.train import TrainJob
 
-__all__ = ["check_pairs", "neighbors_of"]
+__all__ = ["check_pairs", "named_neighbors", "neighbors_of"]
 
 
 def check_pairs(job: TrainJob) -> None:
@@ -37,24 +37,37 @@ def check_pairs(job: TrainJob) -> None:
     pairs_options(job.loss, unknown)
 
 
-def neighbors_of(job: TrainJob, task: Task, *, quiet: bool) -> NeighborTable | None:
-    """Return the table that the job's loss names; it is mined and written when it is not there.
-
-    Args:
-        job: What is trained.
-        task: Its pairs; neighbours are those of the targets of training, from among them.
-        quiet: Say nothing.
-    """
+def named_neighbors(job: TrainJob, task: Task, *, quiet: bool) -> NeighborTable | None:
+    """Return the table that the job's loss names, `None` if it names none."""
     path = job.loss.get("neighbors")
     if path is None:
         return None
+    pairs: Any = task
+    return neighbors_of(Path(path), pairs, quiet=quiet)
+
+
+def neighbors_of(path: Path, task: PairsTask, *, quiet: bool = False) -> NeighborTable:
+    """Return the table of a file, mined from the training targets into it when it is absent.
+
+    Args:
+        path: A `.npz` file.
+        task: Pairs to train on; their test targets are never neighbours.
+        quiet: Do not say what was mined. Default false.
+
+    Raises:
+        DataError: If the file is no such table, or was mined from other targets.
+    """
     from gossamer.retrieval import NeighborTable, mine_neighbors
 
-    if Path(path).exists():
-        return NeighborTable.load(path)
-    pairs: Any = task
-    table = mine_neighbors(pairs.targets("train"), held_out=pairs.targets("test"))
+    if path.exists():
+        return NeighborTable.load(path, targets=task.targets("train"))
+    table = mine_neighbors(task.targets("train"), held_out=task.targets("test"))
     table.save(path)
     if not quiet:
-        print(f"mined neighbours of {len(table)} targets into {path}", file=sys.stderr)
+        found = table.to_dict()
+        print(
+            f"{path}: {found['mean_neighbors']:.1f} neighbours a target, mean BLEU "
+            f"{found['mean_bleu']:.2f}, none for {found['share_without']:.0%}",
+            file=sys.stderr,
+        )
     return table

@@ -104,7 +104,7 @@ def run(
     """
     from gossamer.cli._train_labelled import is_labelled, run_labelled
     from gossamer.cli._train_page import axes_of, measure_of, write_inputs
-    from gossamer.cli._train_pairs import check_pairs, neighbors_of
+    from gossamer.cli._train_pairs import check_pairs, named_neighbors
     from gossamer.cli._train_ranking import is_ranking, run_ranking
     from gossamer.environment import describe_environment
     from gossamer.files import choose_folder, newest_run, write_json
@@ -142,6 +142,7 @@ def run(
     built = built or job.build_task()
     check_pairs(job)
     job.check(built)  # a wrong option is found before a folder is made
+    near = named_neighbors(job, built, quiet=common.quiet or bool(_launched_rank()))
     if isinstance(built, FileTask) and not common.quiet and not _launched_rank():
         print(preview_task(built), file=sys.stderr)
     set_threads(common)
@@ -151,7 +152,6 @@ def run(
     else:
         folder = _shared_folder(common.out, check=rank == 0 and not resume)
     started = time.perf_counter()
-    near = neighbors_of(job, built, quiet=common.quiet or bool(rank))
     result = train_task(job, folder, resume=resume, quiet=common.quiet, task=built, neighbors=near)
     if rank:
         return  # the first process writes the page

@@ -65,8 +65,9 @@ class ImageTask(LabelledTask):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Name and options."""
-        return {"name": "images", "path": self.path, "test_share": self.test_share}
+        """Name and options, with the classes that were found."""
+        own = {"name": "images", "path": self.path, "test_share": self.test_share}
+        return {**own, "facts": {"classes": list(self.classes)}}
 
 
 def read_images(

@@ -104,7 +104,10 @@ class LabelledTask(ABC):
     @property
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Name and options from which `build_task` makes the task again; plain values."""
+        """Name and options from which `build_labelled_task` makes the task again.
+
+        Its `facts` say what was found: `classes`, and for a table how columns become numbers.
+        """
 
     @property
     def num_classes(self) -> int:

@@ -15,7 +15,7 @@ from gossamer.checks import check_given, check_keys
 from gossamer.errors import ConfigError, DataError, MissingDependencyError, UnsupportedError
 from gossamer.files import read_json
 from gossamer.losses import DistillationLoss
-from gossamer.tasks import LabelledTask, TableTask, Task
+from gossamer.tasks import LabelledTask, Task
 
 __all__ = ["HuggingFaceClassifier", "has_teacher", "load_teacher", "taught_loss"]
 
@@ -88,12 +88,11 @@ def _labelled(path: Path, task: LabelledTask) -> nn.Module:
     from gossamer.train.labelled import load_labelled_run
 
     model, table = load_labelled_run(path)
-    facts = table.get("facts", {})
-    classes = read_json(path / "summary.json").get("classes", facts.get("classes", []))
-    _check_classes(path, classes, task)
+    facts = table["facts"]
+    _check_classes(path, facts["classes"], task)
     width = model.config["num_features"]
-    own = task.config.get("facts") if isinstance(task, TableTask) else None
-    if width != task.x[0].numel() or (own or {}).get("columns") != facts.get("columns"):
+    columns = task.config["facts"].get("columns")
+    if width != task.x[0].numel() or columns != facts.get("columns"):
         raise DataError(
             f"the teacher in {path} must read the rows as the student does; it was trained on "
             "other columns, or on other rows of training. Train both on one file."
@@ -133,7 +132,7 @@ def _hugging_face(path: Path, task: Task | LabelledTask) -> nn.Module:
             f"teacher must be a run folder of `gossamer train` or a folder of a Hugging Face image "
             f"classifier; {path}: {first} Check the path."
         ) from None
-    return HuggingFaceClassifier(model.eval(), path, task)
+    return HuggingFaceClassifier(model, path, task).eval()
 
 
 class HuggingFaceClassifier(nn.Module):
