@@ -122,8 +122,7 @@ def distill(
         )
     targets = "all classes"
     if isinstance(teacher, TeacherCache):
-        if teacher.num_classes and teacher.top_k is not None:
-            targets = f"top {teacher.top_k} and the rest"
+        targets = teacher.targets
     elif teacher is student:
         raise ConfigError("teacher and student must be two modules; got one. Copy it first.")
     else:

@@ -81,6 +81,12 @@ class TeacherCache:
         return int(self._whole()["num_classes"])
 
     @property
+    def targets(self) -> str:
+        """What is kept, in words: `"all classes"`, or `"top k and the rest"` with the number k."""
+        self._whole()
+        return "all classes" if self.top_k is None else f"top {self.top_k} and the rest"
+
+    @property
     def ids(self) -> NDArray[np.int64]:
         """Of the examples, in the order in which they came."""
         self._whole()
