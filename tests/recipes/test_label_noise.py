@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from gossamer.errors import DataError
 from gossamer.recipes import _label_noise
-from gossamer.recipes._label_noise import Fitted, load, measure, read_idx, train
+from gossamer.recipes._label_noise import Fitted, load, measure, train
 from gossamer.recipes.label_noise import RECIPE, Config, run
 from gossamer.train.logging import NoLogger
 
@@ -69,19 +65,3 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     last = train(x, 1 - y, loss, config, 0)
     shares = [float((net(x).argmax(1) == y).float().mean()) for net in (kept, last)]
     assert shares[0] > shares[1]
-
-
-def test_images_are_read(tmp_path: Path) -> None:
-    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    header = b"".join(n.to_bytes(4, "big") for n in (2051, 3, 2, 2))
-    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + pixels.tobytes()))
-    with pytest.raises(DataError, match="labels-idx1"):
-        read_idx(tmp_path)
-    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
-    path.write_bytes(gzip.compress(b"\0\0\0\0" + b"\0\0\0\3" + b"\5\0\6"))
-    with pytest.raises(DataError, match="2049"):
-        read_idx(tmp_path)
-    path.write_bytes(gzip.compress((2049).to_bytes(4, "big") + b"\0\0\0\3" + b"\5\0\6"))
-    x, y = read_idx(tmp_path)
-    np.testing.assert_allclose(x, pixels / 255)
-    assert y.tolist() == [5, 0, 6]

@@ -20,8 +20,7 @@ from gossamer.measures import (
     expected_sharpness,
     generalization_report,
 )
-from gossamer.recipes._label_noise import read_idx
-from gossamer.recipes._outside import outside_data
+from gossamer.recipes._outside import outside_images
 
 if TYPE_CHECKING:
     from gossamer.recipes.generalization_measures import Config
@@ -64,7 +63,7 @@ def load(name: str) -> Data:
     from and 719 to test on.
     """
     try:
-        x, y = read_idx(outside_data(name))
+        x, y = outside_images(name)
         half, share = len(x) // 2, 1
     except DataError as error:
         from sklearn.datasets import load_digits

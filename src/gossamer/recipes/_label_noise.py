@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gossamer.errors import DataError
 from gossamer.losses import (
     BackwardCorrectionLoss,
+    DistillationLoss,
     ForwardCorrectionLoss,
     GeneralizedCrossEntropyLoss,
     LabelSmoothingLoss,
@@ -25,7 +21,7 @@ from gossamer.losses import (
     inject_noise,
 )
 from gossamer.measures import calibration_error
-from gossamer.recipes._outside import outside_data
+from gossamer.recipes._outside import outside_images
 
 if TYPE_CHECKING:
     from gossamer.recipes.label_noise import Config
@@ -78,7 +74,7 @@ def load(name: str, rate: float, seed: int) -> Data:
         parts = train_test_split(x / 16, y, test_size=0.4, stratify=y, random_state=seed)
         x_train, x_test, y_train, y_test = parts
     else:
-        x, y = read_idx(outside_data(name))
+        x, y = outside_images(name)
         half = len(x) // 2
         x_train, x_test, y_train, y_test = x[:half], x[half:], y[:half], y[half:]
     true = torch.as_tensor(y_train, dtype=torch.long)
@@ -86,25 +82,6 @@ def load(name: str, rate: float, seed: int) -> Data:
     labels, flipped = inject_noise(true, noise, random_state=seed)
     as_floats = [torch.as_tensor(v, dtype=torch.float32) for v in (x_train, x_test)]
     return Data(as_floats[0], true, labels, flipped, as_floats[1], torch.as_tensor(y_test).long())
-
-
-def read_idx(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return images as rows between 0 and 1, and labels, from the files of MNIST.
-
-    Raises:
-        DataError: If a file is missing or no such file.
-    """
-    found = []
-    for stem, magic, header in (("images-idx3", 2051, 16), ("labels-idx1", 2049, 8)):
-        path = folder / f"t10k-{stem}-ubyte.gz"
-        if not path.is_file():
-            raise DataError(f"{folder} must hold {path.name}; got no such file. Put it there.")
-        content = gzip.decompress(path.read_bytes())
-        if int.from_bytes(content[:4], "big") != magic:
-            raise DataError(f"{path} must be an IDX file with the number {magic}. Get it again.")
-        count = int.from_bytes(content[4:8], "big")
-        found.append(np.frombuffer(content, np.uint8, offset=header).reshape(count, -1))
-    return found[0] / 255.0, found[1][:, 0].astype(np.int64)
 
 
 def loss_of(kind: str, alpha: float, data: Data, config: Config, seed: int) -> nn.Module:
@@ -169,23 +146,9 @@ def fit(
 def student(config: Config, seed: int, kind: str, alpha: float = 0.0) -> Fitted:
     """Train a student on the probabilities of a teacher alone; no label is seen."""
     data = load(config.data, config.rate, seed)
-    soft = (fit(config, seed, kind, alpha).train / config.temperature).softmax(1)
-    loss = Distillation(config.temperature)
-    return _outputs(train(data.x, soft, loss, config, 1000 + seed), data)
-
-
-class Distillation(nn.Module):
-    """Cross-entropy of a student with a teacher's probabilities, both at one temperature."""
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.loss = LabelSmoothingLoss(0.0)
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss; its factor keeps the size of the gradients at any temperature."""
-        value: Tensor = self.loss(logits / self.temperature, labels) * self.temperature**2
-        return value
+    said = fit(config, seed, kind, alpha).train
+    loss = DistillationLoss(temperature=config.temperature, alpha=1.0)
+    return _outputs(train(data.x, said, loss, config, 1000 + seed), data)
 
 
 def train(
@@ -202,7 +165,7 @@ def train(
 
     Args:
         x: Rows.
-        labels: Classes or distributions.
+        labels: Classes, or what a teacher says of the rows.
         loss: Called with logits and labels.
         config: Of the recipe.
         seed: Of network and batches.

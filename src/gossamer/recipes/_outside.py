@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gossamer.errors import DataError
 
-__all__ = ["outside_data"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["outside_data", "outside_images"]
 
 
 def outside_data(name: str) -> Path:
@@ -25,3 +30,15 @@ def outside_data(name: str) -> Path:
         f"{' in GOSSAMER_DATA' if root else ' and no GOSSAMER_DATA'}. Put it there, or name its "
         "folder in --config as `data`."
     )
+
+
+def outside_images(name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the images of a data set as rows between 0 and 1, and their classes.
+
+    Raises:
+        DataError: If it is not there, or its files are wrong.
+    """
+    from gossamer.tasks import read_images
+
+    images, labels, _, _ = read_images(outside_data(name))
+    return images.reshape(len(images), -1), labels
