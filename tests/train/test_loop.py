@@ -185,8 +185,8 @@ def run_script(folder: Path) -> subprocess.Popen:
 
 
 def wait_for(path: Path) -> None:
-    """Wait until a file is there, half a minute at most."""
-    deadline = time.monotonic() + 30
+    """Wait until a file is there, a minute at most: the import of torch may be slow."""
+    deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
 
