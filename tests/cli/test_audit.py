@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from gossamer.attention import AttentionPattern, check_patterns, rank_report
 from gossamer.cli import main
 from gossamer.files import read_json
+from gossamer.layers import sparsity_report
 from gossamer.measures import calibration_error, deviation_report, generalization_report
 from gossamer.report import read_table
+from gossamer.train import load_run
 
 FAST = ["--quiet", "--quick"]
 MODEL = """
@@ -205,6 +208,45 @@ def test_another_table_is_read_with_the_columns_of_the_run(
     Path("new.csv").write_text("b,a,kind\n4,4,odd\n0,0,strange")
     assert run("audit", "runs/train", *data) == 2
     assert "classes must be those of the run; got 'strange'" in capsys.readouterr().err
+
+
+def test_a_sequence_model_and_a_classifier_have_their_own_checks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train = ["--steps", "3", "--batch-size", "4", "--quiet"]
+    assert run("train", "--task", "copy:length=2-4", *train) == 0
+    capsys.readouterr()
+    assert run("audit", "runs/train", "--quiet") == 0
+    said = capsys.readouterr().out
+    for text in ("variance: the spread", "precision: 0 of", "head_size:", "active"):
+        assert text in said
+    checks = read_json("runs/audit/summary.json")["checks"]
+    model, task = load_run("runs/train")
+    draw = torch.Generator().manual_seed(0)
+    batch = task.grid()[0].task.sample(64, generator=draw, split="test")
+    assert checks["sparsity"]["rows"] == sparsity_report(model.eval(), [batch]).rows()
+    assert checks["head_size"]["rows"] == rank_report(model, batch).rows()
+    lengths = checks["variance"]["num_samples"]
+    assert len(lengths) > 1
+    assert run("audit", "runs/train", "--data", "x.npz", "--quiet") == 2
+    assert "--data gives rows to a classifier" in capsys.readouterr().err
+
+
+def test_a_pattern_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("band.npy", np.abs(np.subtract.outer(range(6), range(6))) <= 1)
+    assert run("audit", "band.npy", "--quiet") == 0
+    assert "pattern of 6 tokens, 16 pairs: satisfied" in capsys.readouterr().out
+    star = np.eye(5, dtype=bool)
+    star[0] = star[:, 0] = True
+    np.save("star.npy", star)
+    assert run("audit", "star.npy", "--quiet") == 0
+    assert "violated" in capsys.readouterr().out
+    assert "Entries that would repair it" in Path("runs/audit-2/report.html").read_text()
+    details = read_json("runs/audit-2/summary.json")["checks"]["pattern"]
+    assert details == check_patterns([AttentionPattern.from_mask(star)]).to_dict()
+    np.save("odd.npy", np.ones((2, 3), bool))
+    assert run("audit", "odd.npy", "--quiet") == 2
+    assert "must be square" in capsys.readouterr().err
 
 
 def test_a_broken_off_audit_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

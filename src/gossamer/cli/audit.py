@@ -23,6 +23,8 @@ _WHAT = {
     "table": "Rows with labels were looked at for labels that are probably wrong.",
     "outputs": "The saved outputs of a classifier were measured.",
     "model": "A classifier was measured on its rows; it was not changed.",
+    "pattern": "A pattern of attention was checked against sufficient conditions.",
+    "run": "A sequence model was measured on test samples of its task; it was not changed.",
 }
 
 
@@ -50,7 +52,9 @@ def run(
         target: A table FILE.csv, with target=NAME and ignore=A+B after a comma, or images:DIR
             (check: labels); saved outputs FILE.npz with logits, labels and, if known, ids (checks:
             calibration, deviations); a run of gossamer train on a table or images, or my.py:build,
-            a function that returns a module (checks: calibration, generalization).
+            a function that returns a module (checks: calibration, generalization); a run on
+            sequences (checks: variance, precision, head_size, sparsity); or a pattern of attention
+            FILE.npy, square and boolean (check: pattern).
         data: Rows for a model: an .npz with images and labels, a folder of images, or
             table:FILE.csv,target=NAME. A run has its own.
         checks: Names with commas between them; default all that fit.
@@ -112,6 +116,7 @@ def _open(
 ) -> tuple[str, dict[str, Check]]:
     """Return what kind of target it is, and its checks by name."""
     from gossamer.cli import _audit_checks as numbers
+    from gossamer.cli import _audit_sequences as sequences
     from gossamer.errors import ConfigError
     from gossamer.progress import progress
 
@@ -134,6 +139,15 @@ def _open(
         return "table", {"labels": wrong_labels}
     if target.endswith(".npz"):
         return "outputs", _of_outputs(target, teacher, control, seed)
+    folder = Path(target)
+    if target.endswith(".npy") or (folder.is_dir() and sequences.is_sequence_run(folder)):
+        if data is not None:
+            raise ConfigError(
+                f"--data gives rows to a classifier; got it with {target!r}. Leave it out."
+            )
+        if target.endswith(".npy"):
+            return "pattern", sequences.of_pattern(folder)
+        return "run", sequences.of_sequences(folder, seed=seed)
     from gossamer.cli._audit_model import generalization, open_model
 
     model = open_model(target, None if data is None else _rows(data), device=common.device)
