@@ -91,6 +91,12 @@ def test_noise_of_both_runs_dilutes_one_slope_and_not_the_other() -> None:
     assert orthogonal(pair) == pytest.approx(1.0, abs=0.03)
 
 
+@pytest.mark.parametrize("slope", [1e-12, 1e-7, 0.1, 3.0, 1e7])
+def test_the_orthogonal_slope_keeps_its_digits(slope: float) -> None:
+    for sign in (1, -1):
+        assert orthogonal((1.0, slope**2, sign * slope)) == pytest.approx(sign * slope, rel=1e-12)
+
+
 def test_fidelity_against_scipy() -> None:
     teacher, student, *_ = example(50)
     q, p = (np.exp(z) / np.exp(z).sum(1, keepdims=True) for z in (teacher, student))
@@ -112,7 +118,7 @@ def test_deciles_have_equal_counts_and_honest_intervals() -> None:
     for rows, d in zip(np.array_split(np.argsort(x), 10), report.deciles, strict=True):
         gap = y[rows] - x[rows]
         assert d["teacher"] == pytest.approx(x[rows].mean())
-        assert d["run"] == pytest.approx(y[rows].mean())
+        assert d["mean"] == pytest.approx(y[rows].mean())
         assert d["gap"] == pytest.approx(gap.mean())
         error = gap.std() / np.sqrt(len(gap))
         assert d["high"] - d["low"] == pytest.approx(2 * 1.96 * error, rel=0.2)
@@ -162,7 +168,11 @@ def test_every_part_is_the_report_of_its_own() -> None:
                 )
     assert whole.accuracy["teacher"] == pytest.approx((teacher.argmax(1) == labels).mean())
     assert set(whole.accuracy) == {"teacher", "student", "control"}
-    assert len(whole.decile_rows()) == sum(len(p.deciles) for p in (whole.student, *whole.others))
+    rows_of_bins = whole.decile_rows()
+    assert len(rows_of_bins) == sum(len(p.deciles) for p in (whole.student, *whole.others))
+    assert {row["run"] for row in rows_of_bins} == {"student", "control"}
+    first = rows_of_bins[0]
+    assert first["gap"] == pytest.approx(first["mean"] - first["teacher"])
     assert json.loads(json.dumps(whole.to_dict()))["student"]["examples"] == "all"
 
 

@@ -112,7 +112,7 @@ def deviations(
     for arm, part in (("audited", report.student), ("control", report.control)):
         for tenth in () if part is None else part.deciles:
             own = {key: tenth[key] for key in ("teacher", "gap", "low", "high", "count")}
-            rows.append({"kind": "decile", "arm": arm, "mean": tenth["run"], **own})
+            rows.append({"kind": "decile", "arm": arm, "mean": tenth["mean"], **own})
     ends = [row["teacher"] for row in rows]
     rows += [
         {"kind": "decile", "arm": "equal", "teacher": value, "mean": value}

@@ -39,8 +39,9 @@ class Deviation:
         agreement: Share of examples with the teacher's class on top.
         kl: Mean divergence of the run from the teacher. Unit: nats.
         total_variation: Mean of half the sum of absolute differences of probabilities.
-        deciles: By the teacher's log-odds, in equal counts: `teacher` and `run`, mean log-odds;
-            `gap`, mean of run less teacher, with its 95 % interval `low` to `high`; `count`.
+        deciles: By the teacher's log-odds, in equal counts: `teacher` and `mean`, mean log-odds of
+            the teacher and of the run; `gap`, mean of run less teacher, with its 95 % interval
+            `low` to `high`; `count`.
         class_slopes: Slope of each class that the teacher predicts (or that is true) 20 times or
             more, with log-odds that differ.
 
@@ -316,7 +317,7 @@ class _Pair:
         low, high = _percentiles(np.asarray(means))
         return {
             "teacher": float(self.x[rows].mean()),
-            "run": float(self.y[rows].mean()),
+            "mean": float(self.y[rows].mean()),
             "gap": float(gaps.mean()),
             "low": low,
             "high": high,
@@ -352,7 +353,9 @@ def orthogonal(moments: tuple[float, float, float]) -> float:
     if xy == 0:
         return 0.0 if xx > yy else float("nan")
     gap = yy - xx
-    return (gap + float(np.hypot(gap, 2 * xy))) / (2 * xy)
+    root = float(np.hypot(gap, 2 * xy))
+    # one number in two forms; each loses its digits where the other has them
+    return 2 * xy / (root - gap) if gap < 0 else (gap + root) / (2 * xy)
 
 
 def _percentiles(values: Array) -> tuple[float, float]:

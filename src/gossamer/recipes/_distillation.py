@@ -210,7 +210,7 @@ def _decile_rows(part: Deviation, run: str) -> list[dict[str, Any]]:
         if run == "control":
             rows.append({**place, "run": "teacher", "log_odds": values["teacher"]})
         gap = {name: values[name] for name in ("gap", "low", "high")}
-        rows.append({**place, "run": RUNS[run], "log_odds": values["run"], **gap})
+        rows.append({**place, "run": RUNS[run], "log_odds": values["mean"], **gap})
     return rows
 
 
