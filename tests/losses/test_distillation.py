@@ -176,6 +176,20 @@ def test_classes_that_are_masked_out_take_no_part() -> None:
     assert torch.isfinite(x.grad).all()
 
 
+def test_a_student_that_allows_the_top_classes_alone() -> None:
+    s, t, y = example()
+    out = torch.tensor([False, False, True, True, True])
+    x = s.masked_fill(out, -INF).requires_grad_()
+    top = TopKLogits.of(t.masked_fill(out, -INF), 2, temperature=4.0)
+    value = DistillationLoss()(x, top, y % 2)
+    torch.testing.assert_close(value, DistillationLoss()(s[:, :2], t[:, :2], y % 2))
+    value.backward()
+    z = s[:, :2].clone().requires_grad_()
+    DistillationLoss()(z, t[:, :2], y % 2).backward()
+    torch.testing.assert_close(x.grad[:, :2], z.grad)
+    assert (x.grad[:, 2:] == 0).all()
+
+
 def test_alpha_as_a_function_of_the_step() -> None:
     s, t, y = example()
     loss = DistillationLoss(alpha=switch_at(10, 1.0, 0.0))
@@ -243,6 +257,18 @@ def test_gradients_of_both_orders(numbers: int, monkeypatch: pytest.MonkeyPatch)
         x = s.clone().requires_grad_()
         assert torch.autograd.gradcheck(lambda x, t=teacher, f=loss: f(x, t, y, mask), (x,))
         assert torch.autograd.gradgradcheck(lambda x, t=teacher, f=loss: f(x, t, y, mask), (x,))
+
+
+def test_second_derivatives_with_a_teacher_in_half_precision() -> None:
+    s, t, _ = example()
+    x, half = s.float().requires_grad_(), t.half()
+    found = []
+    for teacher in (half, half.float()):
+        (slope,) = torch.autograd.grad(
+            DistillationLoss(alpha=1.0)(x, teacher), x, create_graph=True
+        )
+        found.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    torch.testing.assert_close(found[0], found[1])
 
 
 # --- bad input ---

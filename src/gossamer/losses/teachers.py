@@ -142,7 +142,7 @@ class _SoftLoss(torch.autograd.Function):
         numbers = ctx.temperature, ctx.alpha
         if torch.is_grad_enabled():  # a second derivative is asked for
             exact = rows if rows.dtype == torch.float64 else rows.float()
-            values = soft_rows(exact, teacher, labels, *numbers)
+            values = soft_rows(exact, teacher.to(exact.dtype), labels, *numbers)
             (found,) = torch.autograd.grad(values, rows, grad, create_graph=True)
             return found, None, None, None, None
         # given away, since it is scaled in place; a second pass makes it again
@@ -202,7 +202,11 @@ def coarse_divergence(
     b = student / temperature
     log_p, log_q = b.gather(1, indices), values / temperature
     if indices.shape[1] < student.shape[1]:
-        others = b.scatter(1, indices, -float("inf")).logsumexp(1)
+        others = b.scatter(1, indices, -float("inf"))
+        # of a row without others the sum is -inf, whose gradient would be NaN
+        none = (others == -float("inf")).all(1)
+        others = torch.where(none[:, None], 0.0, others).logsumexp(1)
+        others = torch.where(none, -float("inf"), others)
         log_p = torch.cat((log_p, others[:, None]), 1)
         log_q = torch.cat((log_q, rest[:, None]), 1)
     log_p = log_p - b.logsumexp(1, keepdim=True)
