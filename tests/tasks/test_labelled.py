@@ -90,6 +90,22 @@ def test_the_task_of_its_own_config_encodes_other_files_alike(tmp_path: Path) ->
 def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
     text = "x,label\n" + "\n".join(f"{n},{n % 12}" for n in range(60))
     assert TableTask(table(tmp_path, text)).classes == tuple(str(n) for n in range(12))
+    names = ["7", "nan", "10", "b", "9", "NaN", "a"]
+    text = "x,label\n" + "\n".join(f"{n},{names[n % 7]}" for n in range(60))
+    found = TableTask(table(tmp_path, text)).classes
+    assert found == ("7", "9", "10", "NaN", "a", "b", "nan")
+
+
+def test_signs_inside_a_cell_end_no_row(tmp_path: Path) -> None:
+    signs = ["\u2028", "\x85", "\x0c", "\x1c", "\x0b"]
+    cells = [f"a{signs[n % 5]}b" for n in range(40)]
+    text = "x,colour,label\n" + "\n".join(f"{n},{c},{'uv'[n % 2]}" for n, c in enumerate(cells))
+    path = tmp_path / "my.csv"
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    task = TableTask(path)
+    assert len(task.labels) == 40
+    assert len(task.columns[1].levels) == 5
+    assert task.lines[-1].endswith("line 41")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +121,7 @@ def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
         ("x,label\n1,a\n2,b", {"ignore": "y"}, ConfigError, "ignore must be a column"),
         ("label\na\nb", {}, DataError, "a column besides 'label'"),
         ("x,label\n1,a\n1,b", {}, DataError, "two different rows"),
+        (f'x,label\n1,a\n"{"2" * 200_000},b\n', {}, DataError, "line 3: expected cells.*limit"),
         (rows(100), {}, DataError, "'name' must hold numbers, or at most 50.*ignore=name"),
     ],
 )

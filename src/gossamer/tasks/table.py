@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,17 +161,18 @@ def _read(path: str) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
     text = read_text(path, "Give a CSV file in UTF-8 with names of columns in its first line.")
     first = text.split("\n", 1)[0]
     delimiter = max((",", ";", "\t"), key=first.count)
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
+    # not splitlines, which also cuts where a cell holds another sign that ends a line
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header: list[str] = []
     cells: list[list[str]] = []
     lines: list[str] = []
-    for row in reader:
+    for row in _parted(reader, path):
         if not any(cell.strip() for cell in row):
             continue
         values = [cell.strip() for cell in row]
         line = f"{path}, line {reader.line_num}"
         if not header:
-            header = [name.lstrip("\ufeff") for name in values]
+            header = values
             _check_header(header, line)
         elif len(values) != len(header):
             raise DataError(
@@ -182,6 +185,21 @@ def _read(path: str) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
     if not cells:
         raise DataError(f"{path} must hold a line of names and rows; got no row. Add rows.")
     return header, cells, tuple(lines)
+
+
+def _parted(reader: Any, path: str) -> Iterator[list[str]]:
+    """Yield rows of cells.
+
+    Raises:
+        DataError: If a line cannot be parted; the message names it.
+    """
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {reader.line_num}: expected cells of a CSV file; got: {error}. Look "
+            "for a quotation mark without its partner."
+        ) from None
 
 
 def _check_header(header: Sequence[str], line: str) -> None:
@@ -209,6 +227,8 @@ def _held_out(rows: Sequence[Sequence[str]], path: str) -> Tensor:
 def _by_number(name: str) -> tuple[bool, float, str]:
     """Sort classes that are numbers as numbers, before the others."""
     try:
-        return False, float(name), name
+        number = float(name)
     except ValueError:
-        return True, 0.0, name
+        number = math.nan
+    # "nan" is a name: as a number it would stand anywhere
+    return (True, 0.0, name) if math.isnan(number) else (False, number, name)
