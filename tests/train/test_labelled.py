@@ -228,6 +228,17 @@ def test_estimator_in_a_pipeline_with_names_as_labels() -> None:
     assert pipeline.fit(x, names).classes_.tolist() == ["high", "low", "mid"]
 
 
+def test_estimator_takes_rows_that_are_read_only_and_leaves_them() -> None:
+    x, _, labels, _ = blobs(size=60)
+    before = x.copy()
+    x.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = classifier(max_epochs=1).fit(x, labels)
+        model.predict(x)
+    assert np.array_equal(x, before)
+
+
 def test_same_number_same_model_and_no_global_seed_is_read() -> None:
     x, _, labels, _ = blobs(size=100)
     found = []
@@ -260,6 +271,7 @@ def test_estimator_bad_input() -> None:
         ({"transition": "estimated"}, "'estimate' or a matrix"),
         ({"max_epochs": 0}, "max_epochs"),
         ({"batch_size": 0}, "batch_size"),
+        ({"hidden_dims": 5}, "hidden_dims must be a list of widths; got 5"),
         ({"lr": 0.0}, "lr"),
         ({"loss": "smoothing", "alpha": 2.0}, "alpha"),
     ):

@@ -139,7 +139,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 "classifier needs rows of each."
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        x, labels = torch.from_numpy(X), torch.from_numpy(numbers.astype(np.int64))
+        x, labels = _as_tensor(X), torch.from_numpy(numbers.astype(np.int64))
         steps = self.max_epochs * -(-len(x) // self.batch_size)
         config = TrainConfig(
             steps=steps, lr=self.lr, betas=(0.9, 0.999), clip=0.0, warmup=0.0, floor=1.0,
@@ -162,7 +162,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, reset=False)
-        found: NDArray[np.float64] = predict_rows(self.model_, torch.from_numpy(X)).numpy()
+        found: NDArray[np.float64] = predict_rows(self.model_, _as_tensor(X)).numpy()
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -179,7 +179,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return MultiLayerPerceptron(
-                self.n_features_in_, len(self.classes_), hidden_dims=tuple(self.hidden_dims)
+                self.n_features_in_, len(self.classes_), hidden_dims=self.hidden_dims
             )
 
     def _correct(
@@ -211,3 +211,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         )  # fmt: skip
         self.transition_ = estimate_transition(probabilities, labels, method="confident").numpy()
         self.label_errors_ = find_label_errors(probabilities, labels)
+
+
+def _as_tensor(rows: NDArray[np.float32]) -> torch.Tensor:
+    """Return rows as a tensor; of rows that are read-only, a copy, since torch warns of those."""
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())
