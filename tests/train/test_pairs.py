@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import tomllib
 from pathlib import Path
@@ -16,6 +17,7 @@ from gossamer.measures import corpus_bleu
 from gossamer.models import Decoder, Seq2Seq, shift_right
 from gossamer.retrieval import NeighborTable
 from gossamer.tasks import PairsTask
+from gossamer.tasks.rows import unit_hash
 from gossamer.train import (
     PairsLoss,
     TrainJob,
@@ -253,6 +255,31 @@ def test_bad_settings(path: str, tmp_path: Path, task: PairsTask) -> None:
         start(model={**TINY, "max_length": 6})
     with pytest.raises(ConfigError, match="num_sources must be"):
         evaluate_pairs(model_of(task), task, num_sources=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_that_are_too_long_are_found_before_training(path: str, tmp_path: Path) -> None:
+    task = PairsTask(path)
+    long = " ".join(["red"] * 30)
+    kept = next(iter(task.references("test")))
+    extra = tmp_path / "long.tsv"
+    # a further target of a source that is held out, and a source that its hash holds out
+    extra.write_text(Path(path).read_text() + f"\n{kept}\t{long}")
+    model = {**TINY, "max_length": 12}
+    with pytest.raises(DataError, match="longest test target must have at most max_length = 12"):
+        train_pairs(job(str(extra), model=model), tmp_path / "run", quiet=True)
+    held = next(f"{long} {n}" for n in range(1000) if unit_hash(f"{long} {n}") < 0.05)
+    extra.write_text(Path(path).read_text() + f"\n{held}\ta house")
+    with pytest.raises(DataError, match="longest test source must have at most max_length = 12"):
+        train_pairs(job(str(extra), model=model), tmp_path / "run", quiet=True)
+    targets = task.targets()
+    table = table_of(targets)
+    table = dataclasses.replace(table, corpus=(*targets[1:], long))
+    loss = {"name": "sequence_smoothing", "neighbors": "nb.npz"}
+    with pytest.raises(DataError, match="longest neighbour must have at most max_length = 12"):
+        train_pairs(
+            job(path, model=model, loss=loss), tmp_path / "run", quiet=True, neighbors=table
+        )
     assert not (tmp_path / "run").exists()
 
 

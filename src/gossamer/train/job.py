@@ -238,7 +238,12 @@ def train_task(
 
         return train_pairs(job, path, resume=resume, quiet=quiet, task=task, neighbors=neighbors)
     model: Any = job.build_model(task)
-    teacher = load_teacher(job.loss["teacher"], task) if has_teacher(job.loss) else None
+    # built before the folder is made, so that a wrong option leaves none
+    loss: Any
+    if has_teacher(job.loss):
+        loss, teacher = taught_loss(job.loss), load_teacher(job.loss["teacher"], task)
+    else:
+        loss, teacher = build_class_loss(job.loss, task.vocab_size), None
     # all options, so that the run is known by its folder alone
     job = dataclasses.replace(job, task=task.config)
     cells = _reachable(model, task)
@@ -246,14 +251,13 @@ def train_task(
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
     stream, logger = task.stream(job.batch_size, seed=job.seed), FileLogger(path)
     if teacher is not None:
-        taught = taught_loss(job.loss)
         distill(
             teacher, model, stream,
-            loss=taught, config=job.train, logger=logger, resume=resume, quiet=quiet,
+            loss=loss, config=job.train, logger=logger, resume=resume, quiet=quiet,
         )  # fmt: skip
     else:
-        loss = AnswerLoss(build_class_loss(job.loss, task.vocab_size))
-        Trainer(model, loss, job.train, logger=logger, quiet=quiet).fit(stream, resume=resume)
+        trainer = Trainer(model, AnswerLoss(loss), job.train, logger=logger, quiet=quiet)
+        trainer.fit(stream, resume=resume)
     model.save_pretrained(path)
     return _measure(model, task, cells, num_samples)
 

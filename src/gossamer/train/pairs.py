@@ -163,7 +163,16 @@ def train_pairs(
         built, **pairs_options(job.loss, neighbors), neighbors=neighbors, seed=job.seed
     )
     stream = built.pairs(job.batch_size, seed=job.seed)
-    _check_lengths(model, stream.source.shape[1], stream.labels.shape[1])
+    kept = built.pairs(job.batch_size, split="test")  # they are read after the training
+    longest = {
+        "source": stream.source,
+        "target": stream.labels,
+        "test source": kept.source,
+        "test target": kept.labels,
+        **({} if neighbors is None else {"neighbour": loss.corpus}),
+    }
+    for name, rows in longest.items():
+        _check_length(model, name, rows.shape[1])
     seed_all(job.seed)
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
     trainer = Trainer(model, loss, job.train, logger=FileLogger(path), quiet=quiet)
@@ -277,10 +286,9 @@ def pairs_options(loss: Mapping[str, Any], neighbors: Neighbors | None) -> dict[
     return {"alpha": 0.1, **{key: value for key, value in table.items() if key != "neighbors"}}
 
 
-def _check_lengths(model: Seq2Seq, source: int, target: int) -> None:
-    for name, size in (("source", source), ("target", target)):
-        if model.max_length is not None and size > model.max_length:
-            raise DataError(
-                f"the longest {name} must have at most max_length = {model.max_length} tokens; got "
-                f"{size} with its end token. Raise max_length in [model], or shorten the texts."
-            )
+def _check_length(model: Seq2Seq, name: str, size: int) -> None:
+    if model.max_length is not None and size > model.max_length:
+        raise DataError(
+            f"the longest {name} must have at most max_length = {model.max_length} tokens; got "
+            f"{size} with its end token. Raise max_length in [model], or shorten the texts."
+        )
