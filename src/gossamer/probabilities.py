@@ -19,6 +19,8 @@ _ROW_SUM = 1e-2
 def as_numpy(value: Any) -> NDArray[Any]:
     """Return an array as one of NumPy; a torch tensor comes to the CPU, without its gradient.
 
+    The dtype stays, but for bfloat16, which becomes float32.
+
     Args:
         value: NumPy array, torch tensor or nested lists.
 
@@ -28,8 +30,8 @@ def as_numpy(value: Any) -> NDArray[Any]:
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        # NumPy has no bfloat16
-        value = value.double() if value.is_floating_point() else value
+        # NumPy has no bfloat16; torch is not imported here
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
     return np.asarray(value)
 
 

@@ -11,23 +11,16 @@ from numpy.typing import NDArray
 
 from gossamer.checks import check_finite
 from gossamer.errors import DataError, DtypeError, ShapeError
+from gossamer.probabilities import as_numpy, check_labels
 
-__all__ = ["class_labels", "logits_of", "row_flags", "same_rows", "to_array"]
+__all__ = ["class_labels", "logits_of", "row_flags", "same_rows"]
 
 _LOOKED_AT = 16
 
 
-def to_array(values: Any) -> NDArray[Any]:
-    """Return an array from an array, a tensor or a list."""
-    if hasattr(values, "detach"):  # a tensor, named by what it can do: torch is not imported here
-        values = values.detach().cpu()
-        values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
-    return np.asarray(values)
-
-
 def logits_of(values: Any, name: str, like: NDArray[Any] | None = None) -> NDArray[Any]:
     """Return logits as an array `(N, C)`, of the shape of others if these are given."""
-    logits = to_array(values)
+    logits = as_numpy(values)
     if logits.ndim != 2 or len(logits) == 0 or logits.shape[1] < 2:
         raise ShapeError(
             f"{name} must be (N, C) with a row or more and 2 classes or more; got {logits.shape}. "
@@ -54,26 +47,19 @@ def logits_of(values: Any, name: str, like: NDArray[Any] | None = None) -> NDArr
 
 def class_labels(values: Any, shape: Sequence[int]) -> NDArray[Any]:
     """Return labels as an array `(N,)` of classes 0 to C - 1."""
-    labels = to_array(values)
+    labels = as_numpy(values)
     if labels.shape != (shape[0],):
         raise ShapeError(
             f"labels must have one class for each row, ({shape[0]},); got {labels.shape}. Take the "
             "labels of the same data."
         )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise DtypeError(f"labels must be integers; got {labels.dtype}. Convert them.")
-    outside = (labels < 0) | (labels >= shape[1])
-    if outside.any():
-        raise DataError(
-            f"labels must lie in 0 to {shape[1] - 1}; got {labels[outside][0]}. Leave out the rows "
-            "with other labels."
-        )
+    check_labels(labels, shape[1])
     return labels
 
 
 def row_flags(values: Any, name: str, count: int) -> NDArray[np.bool_]:
     """Return one truth value for each row."""
-    flags = to_array(values)
+    flags = as_numpy(values)
     if flags.shape != (count,):
         raise ShapeError(f"{name} must be ({count},), one for each row; got {flags.shape}. Cut it.")
     if flags.dtype != np.bool_:
@@ -90,9 +76,9 @@ def same_rows(ids: Sequence[Any] | None, names: Sequence[str], count: int) -> No
             f"ids must hold one array for each of {', '.join(names)}; got {len(ids)}. Give the ids "
             "of all, or of none."
         )
-    first = to_array(ids[0])
+    first = as_numpy(ids[0])
     for name, values in zip(names, ids, strict=True):
-        found = to_array(values)
+        found = as_numpy(values)
         if found.shape != (count,):
             raise ShapeError(
                 f"ids of the {name} must be ({count},), one for each row; got {found.shape}. Give "

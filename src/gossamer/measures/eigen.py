@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gossamer.checks import check_finite, check_range
 from gossamer.errors import ConfigError, DataError, ShapeError
-from gossamer.measures._outputs import to_array
 from gossamer.measures.variance import evaluating
+from gossamer.probabilities import as_numpy
 
 __all__ = [
     "EigenTracker",
@@ -297,7 +297,7 @@ class EigenTracker:
                 f"data must be (n, ...) with a row and a feature or more; got "
                 f"{tuple(inputs.shape)}. Reshape them."
             )
-        x = to_array(inputs.flatten(1)).astype(np.float64)
+        x = as_numpy(inputs.flatten(1)).astype(np.float64)
         check_finite(x, "data")
         check_range(num_directions, "num_directions", low=1, high=min(x.shape), integer=True)
         self.module = module
@@ -380,7 +380,7 @@ def _distances(records: Sequence[Array], eigenvalues: Array) -> Array:
 
 
 def _flat(values: Any, name: str) -> Array:
-    found = to_array(values).astype(np.float64)
+    found = as_numpy(values).astype(np.float64)
     if found.ndim != 1 or not len(found):
         raise ShapeError(f"{name} must be flat, with one number or more; got {found.shape}.")
     if not ((found >= 0) & np.isfinite(found)).all():
@@ -389,7 +389,7 @@ def _flat(values: Any, name: str) -> Array:
 
 
 def _table(values: Any, name: str) -> Array:
-    found = to_array(values).astype(np.float64)
+    found = as_numpy(values).astype(np.float64)
     if found.ndim != 2 or 0 in found.shape:
         raise ShapeError(
             f"{name} must be (S, K), progress by time and direction; got {found.shape}. Use "
