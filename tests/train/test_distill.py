@@ -177,6 +177,13 @@ def test_bad_caches(call: Any, error: type[Exception], message: str, tmp_path: P
         call(tmp_path)
 
 
+def test_a_folder_that_lost_a_file_is_refused(tmp_path: Path) -> None:
+    TeacherCache(tmp_path / "b", top_k=2).build(network(0), batches())
+    (tmp_path / "b" / "rest.bin").unlink()
+    with pytest.raises(DataError, match=r"rest.bin must hold \(20,\); got 0 bytes"):
+        TeacherCache(tmp_path / "b", top_k=2)
+
+
 def test_a_resumed_build_checks_the_examples(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         TeacherCache(tmp_path).build(Broken(network(0), 3), batches())
@@ -221,6 +228,7 @@ def test_equal_to_a_plain_loop(alpha: Any) -> None:
     assert result.teaching == "consistent"
     assert result.alpha == (None if callable(alpha) else alpha)
     assert result.rows()[0]["steps"] == 12
+    assert "train" not in result.rows()[0]
     assert json.loads(json.dumps(result.to_dict()))["targets"] == "all classes"
 
 

@@ -52,7 +52,8 @@ class DistillResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the figures as one plain row."""
-        return [{**vars(self), "train": None, **self.train.to_dict()}]
+        own = {name: value for name, value in vars(self).items() if name != "train"}
+        return [{**own, **self.train.to_dict()}]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""

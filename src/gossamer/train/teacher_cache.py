@@ -286,9 +286,11 @@ class TeacherCache:
 
     def _mapped(self, name: str) -> NDArray[Any]:
         shape = (self._meta["num_examples"], *self._row_shape(name, self._meta))
-        if self._file(name).stat().st_size != _dtype(name).itemsize * int(np.prod(shape)):
-            raise DataError(f"{self._file(name)} must hold {shape}; got another size. {_REMEDY}")
-        return np.memmap(self._file(name), _dtype(name), "r", shape=shape)
+        file = self._file(name)
+        size = file.stat().st_size if file.is_file() else 0
+        if size != _dtype(name).itemsize * int(np.prod(shape)):
+            raise DataError(f"{file} must hold {shape}; got {size} bytes. {_REMEDY}")
+        return np.memmap(file, _dtype(name), "r", shape=shape)
 
 
 def fingerprint(module: nn.Module) -> str:
