@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from gossamer.errors import ConfigError, DataError
 from gossamer.losses import ForwardCorrectionLoss, SymmetricNoise, inject_noise, pair_noise
 from gossamer.models import MultiLayerPerceptron
-from gossamer.tasks import LabelledStream
+from gossamer.tasks import LabelledStream, TableTask
 from gossamer.train import (
     NoisyLabelClassifier,
     TrainConfig,
@@ -28,6 +28,7 @@ from gossamer.train import (
     labelled,
     load_labelled_run,
     load_run,
+    noisy_label,
     train_labelled,
 )
 from gossamer.train.labelled import fit_rows, out_of_fold, predict_rows
@@ -175,6 +176,19 @@ def test_a_job_on_a_table_refuses_what_is_not_for_it(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
+def test_a_class_without_rows_of_training_is_named(tmp_path: Path) -> None:
+    job = job_on(tmp_path, loss={"name": "forward", "noise_matrix": "estimate"})
+    path = Path(job.task["path"])
+    header, *lines = path.read_text().split("\n")
+    held = TableTask(path).test_rows.tolist().index(True)
+    lines[held] = lines[held].rpartition(",")[0] + ",rare"  # a row keeps its side
+    path.write_text("\n".join([header, *lines]))
+    job = TrainJob.from_dict({"task": {"name": "table", "path": str(path)}, "loss": job.loss}, "t")
+    with pytest.raises(DataError, match="estimate the noise; got 0 of class 'rare'"):
+        train_labelled(job, tmp_path / "never", quiet=True)
+    assert not (tmp_path / "never").exists()
+
+
 def classifier(**options: Any) -> NoisyLabelClassifier:
     return NoisyLabelClassifier(
         **{"hidden_dims": (32,), "max_epochs": 30, "lr": 3e-3, "random_state": 0, **options}
@@ -218,6 +232,20 @@ def test_estimator_is_that_loss_on_that_network(loss: str) -> None:
             optimizer.step()
     expected = network(rows).double().softmax(1).detach().numpy()
     assert model.predict_proba(x) == pytest.approx(expected, abs=1e-4)
+
+
+def test_estimator_keeps_symmetric_noise_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _, labels, _ = blobs(size=60)
+    noise, seen = SymmetricNoise(3, 0.2), []
+
+    def build(table: dict, count: int, *, transition: Any) -> Any:
+        seen.append(transition)
+        return build_class_loss(table, count, transition=transition)
+
+    monkeypatch.setattr(noisy_label, "build_class_loss", build)
+    model = classifier(transition=noise, max_epochs=1).fit(x, labels)
+    assert seen == [noise]
+    assert np.array_equal(model.transition_, noise.matrix().numpy())
 
 
 def test_estimator_in_a_pipeline_with_names_as_labels() -> None:
@@ -279,7 +307,7 @@ def test_estimator_bad_input() -> None:
             classifier(**options).fit(x, labels)
     with pytest.raises(DataError, match="two classes"):
         classifier().fit(x, np.zeros(50, int))
-    with pytest.raises(DataError, match="two rows at least"):
+    with pytest.raises(DataError, match="at least to estimate the noise; got 1 of class '7'"):
         classifier().fit(x, np.where(np.arange(50) == 3, 7, labels))
     with pytest.raises(DataError, match="sum to 1"):
         classifier(transition=np.full((3, 3), 0.5)).fit(x, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,7 +281,7 @@ def _estimated(
             lambda: build_classifier(job, task), rows.x, rows.labels, config,
             batch_size=job.batch_size, seed=job.seed, progress=lambda done: bar.update(done, ""),
         )  # fmt: skip
-    matrix = estimate_transition(p, rows.labels, method="confident", missing="identity").numpy()
+    matrix = estimate_transition(p, rows.labels, method="confident").numpy()
     with replacing(kept) as temporary, temporary.open("wb") as file:
         np.save(file, matrix)
     return matrix
@@ -292,7 +292,7 @@ def check_labelled(job: TrainJob, task: LabelledTask) -> None:
 
     Raises:
         ConfigError: If an option of one of them is unknown, or they do not fit each other.
-        DataError: If the file of the matrix is wrong.
+        DataError: If the file of the matrix is wrong, or a class has too few rows to estimate one.
     """
     build_optimizers(build_classifier(job, task), job.train, torch.device("cpu"))
     if has_teacher(job.loss):
@@ -303,6 +303,24 @@ def check_labelled(job: TrainJob, task: LabelledTask) -> None:
     # stands for a matrix that only training will give
     begin = np.eye(task.num_classes) if estimate else None
     build_class_loss(job.loss, task.num_classes, transition=begin)
+    if estimate:
+        check_estimable(task.rows("train").labels, task.classes)
+
+
+def check_estimable(labels: Tensor, classes: Sequence[Any]) -> None:
+    """Check that every class has rows enough to estimate how its labels go wrong.
+
+    Raises:
+        DataError: If a class has fewer than two; the message names it.
+    """
+    counts = torch.bincount(labels, minlength=len(classes))
+    fewest = int(counts.argmin())
+    if counts[fewest] < 2:
+        raise DataError(
+            "every class needs two rows of training at least to estimate the noise; got "
+            f"{int(counts[fewest])} of class {str(classes[fewest])!r}. Give the matrix, leave the "
+            "class out, or use the loss smoothing."
+        )
 
 
 def labelled_task(job: TrainJob) -> LabelledTask:

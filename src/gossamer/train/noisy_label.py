@@ -15,12 +15,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from gossamer.checks import check_choice, check_range
 from gossamer.errors import ConfigError, DataError
-from gossamer.losses import estimate_transition
+from gossamer.losses import SymmetricNoise, estimate_transition
 from gossamer.measures import find_label_errors
 from gossamer.models import MultiLayerPerceptron
 from gossamer.train.class_losses import build_class_loss
 from gossamer.train.config import TrainConfig
-from gossamer.train.labelled import FOLDS, fit_rows, out_of_fold, predict_rows
+from gossamer.train.labelled import FOLDS, check_estimable, fit_rows, out_of_fold, predict_rows
 
 __all__ = ["NoisyLabelClassifier"]
 
@@ -147,7 +147,10 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         )  # fmt: skip
         self._correct(x, labels, config, seed)
         table = {"name": self.loss, **({"alpha": self.alpha} if self.loss == "smoothing" else {})}
-        loss = build_class_loss(table, len(self.classes_), transition=self.transition_)
+        # the closed form of symmetric noise, which costs no matrix
+        symmetric = self.transition_ is not None and isinstance(self.transition, SymmetricNoise)
+        transition = self.transition if symmetric else self.transition_
+        loss = build_class_loss(table, len(self.classes_), transition=transition)
         model = self._build(seed)
         fit_rows(model, x, labels, loss, config, batch_size=self.batch_size, seed=seed)
         self.model_ = model
@@ -199,12 +202,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 f"transition must be 'estimate' or a matrix; got {self.transition!r}. Give one of "
                 "them."
             )
-        fewest = int(torch.bincount(labels).min())
-        if fewest < 2:
-            raise DataError(
-                "every class needs two rows at least to estimate the noise; got one with "
-                f"{fewest}. Give the matrix, or use loss='smoothing'."
-            )
+        check_estimable(labels, self.classes_)
         probabilities = out_of_fold(
             lambda: self._build(seed), x, labels, config,
             batch_size=self.batch_size, seed=seed, folds=min(FOLDS, len(x)),
