@@ -107,6 +107,10 @@ def test_a_hugging_face_classifier_reads_scaled_images_in_the_order_of_the_task(
     with torch.no_grad():
         expected = plain(pixel_values=(sized - mean) / std).logits[:, [1, 0]]
         assert torch.allclose(teacher(x), expected, atol=1e-5)
+        as_they_are = {**settings, "do_normalize": False}
+        (folder / "preprocessor_config.json").write_text(json.dumps(as_they_are))
+        expected = plain(pixel_values=sized).logits[:, [1, 0]]
+        assert torch.allclose(load_teacher(folder, task)(x), expected, atol=1e-5)
 
     loss = {"name": "distillation", "teacher": str(folder)}
     found = job({"name": "images", "path": str(tmp_path / "dots.npz")}, loss=loss)

@@ -140,7 +140,8 @@ class HuggingFaceClassifier(nn.Module):
 
     Args:
         model: Called with `pixel_values`, returns an object with `logits`.
-        folder: Its folder; `preprocessor_config.json` says mean, deviation and size.
+        folder: Its folder; `preprocessor_config.json` says mean and deviation (0.5 if there is no
+            such file), or that images are taken as they are.
         task: Gives the classes and the channels.
 
     Shape:
@@ -173,8 +174,9 @@ class HuggingFaceClassifier(nn.Module):
         settings = Path(folder) / "preprocessor_config.json"
         values = read_json(settings) if settings.is_file() else {}
         self.channels = int(getattr(config, "num_channels", 3))
-        for name, default in (("mean", 0.5), ("std", 0.5)):
-            given = values.get(f"image_{name}", default)
+        scaled = values.get("do_normalize", True)
+        for name, default, plain in (("mean", 0.5, 0.0), ("std", 0.5, 1.0)):
+            given = values.get(f"image_{name}", default) if scaled else plain
             numbers = torch.tensor(given, dtype=torch.float32).expand(self.channels)
             self.register_buffer(name, numbers[:, None, None].clone())
         size = getattr(config, "image_size", None)
