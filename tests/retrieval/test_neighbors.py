@@ -523,8 +523,9 @@ def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         NeighborTable.load(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("no table")
+    (tmp_path / "empty.npz").write_bytes(b"")
     np.savez(tmp_path / "other.npz", a=np.ones(3))
-    for name in ("text.npz", "other.npz"):
+    for name in ("text.npz", "empty.npz", "other.npz"):
         with pytest.raises(DataError, match=f"{name} must be a table of neighbours"):
             NeighborTable.load(tmp_path / name)
     mine_neighbors(["a red cat", "a red dog"], min_bleu=0.0).save(tmp_path / "nb.npz")

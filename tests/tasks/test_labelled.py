@@ -219,6 +219,21 @@ def test_bad_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=pixels()[:1], labels=np.arange(1))
     with pytest.raises(DataError, match="two images"):
         ImageTask(tmp_path / "a.npz")
+    (tmp_path / "a.npz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a\.npz must be"):
+        ImageTask(tmp_path / "a.npz")
+    nan, labels = np.where(pixels() > 0, np.nan, 0.0), np.arange(6) % 2
+    for images, own, words in (
+        (nan, labels, "images must be finite numbers; got NaN"),
+        (pixels().astype(complex), labels, "images must be finite numbers; got complex128"),
+        (pixels().astype(np.uint16) + 256, labels, "must lie in 0 to 255; got 256 to "),
+        (pixels().astype(np.int64) - 1, labels, "must lie in 0 to 255; got -1 to"),
+        (pixels(), labels / 2, "labels must be whole numbers or text; got float64"),
+        (pixels(), np.zeros(6, int), "at least two classes; got '0' alone"),
+    ):
+        np.savez(tmp_path / "a.npz", images=images, labels=own)
+        with pytest.raises(DataError, match=words):
+            ImageTask(tmp_path / "a.npz")
     (tmp_path / "f" / "x").mkdir(parents=True)
     (tmp_path / "f" / "x" / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=re.escape("a.png: expected an image")):

@@ -182,6 +182,9 @@ def test_a_folder_that_lost_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b" / "rest.bin").unlink()
     with pytest.raises(DataError, match=r"rest.bin must hold \(20,\); got 0 bytes"):
         TeacherCache(tmp_path / "b", top_k=2)
+    (tmp_path / "b" / "meta.json").write_text('{"top_k": 2, "temperature": 4.0}')
+    with pytest.raises(DataError, match=r"meta\.json must say num_classes"):
+        TeacherCache(tmp_path / "b", top_k=2)
 
 
 def test_a_resumed_build_checks_the_examples(tmp_path: Path) -> None:

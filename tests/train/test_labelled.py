@@ -78,8 +78,12 @@ def test_a_loss_with_a_matrix_of_a_file(tmp_path: Path) -> None:
     assert float(loss(logits, labels)) == pytest.approx(-float((p[0] * 0.2 + p[1] * 0.9).log()))
     with pytest.raises(DataError, match=r"\(3, 3\); got \(2, 2\)"):
         build_class_loss({"name": "forward", "noise_matrix": str(tmp_path / "t.npy")}, 3)
-    (tmp_path / "bad.npy").write_text("text")
-    with pytest.raises(DataError, match=r"bad\.npy"):
+    for content in (b"text", b"", b"PK\x03\x04"):
+        (tmp_path / "bad.npy").write_bytes(content)
+        with pytest.raises(DataError, match=r"bad\.npy"):
+            build_class_loss({"name": "backward", "noise_matrix": str(tmp_path / "bad.npy")}, 2)
+    np.save(tmp_path / "bad.npy", np.array([["a", "b"], ["c", "d"]]))
+    with pytest.raises(DataError, match=r"bad\.npy must hold numbers; got <U1"):
         build_class_loss({"name": "backward", "noise_matrix": str(tmp_path / "bad.npy")}, 2)
 
 

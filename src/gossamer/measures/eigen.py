@@ -255,8 +255,8 @@ class EigenTracker:
         module: Called with the data; returns a tensor with one row for each input, or an object
             with `logits`.
         data: Inputs, `(n, ...)`; more than 5000 are subsampled.
-        num_directions: Leading ones. Range: 1 to min(n, p). Default 10; fewer if the data have
-            fewer.
+        num_directions: Leading ones. Range: 1 to min(n, p). Default 10. Those along which the data
+            are zero are left out.
         every: Steps between records. Unit: steps. Range: >= 1. Default 50.
         random_state: Of the subsample. Default 0.
 

@@ -244,7 +244,7 @@ class NeighborTable:
                     settings=json.loads(str(file["settings"])),
                     fingerprint=str(file["fingerprint"]),
                 )
-        except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"{path} must be a table of neighbours, written by NeighborTable.save; got "
                 f"{error}. Mine the neighbours again."

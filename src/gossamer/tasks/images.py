@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ class ImageTask(LabelledTask):
 
     Raises:
         ConfigError: If the share is out of range.
-        DataError: If there are no images, they differ in size, or one cannot be read; the message
-            names the file.
+        DataError: If there are no images, they differ in size, one cannot be read, numbers are out
+            of range, or there is one class alone; the message names the file.
 
     Example:
         >>> import tempfile
@@ -59,6 +60,11 @@ class ImageTask(LabelledTask):
         count = min(max(1, round(test_share * len(images))), len(images) - 1)
         if count < 1:
             raise DataError(f"{path} must hold at least two images; got {len(images)}. Add some.")
+        if len(self.classes) < 2:
+            raise DataError(
+                f"{path} must hold images of at least two classes; got {self.classes[0]!r} alone. "
+                "Add others."
+            )
         order = np.random.default_rng(0).permutation(len(images))
         self.test_rows = torch.zeros(len(images), dtype=torch.bool)
         self.test_rows[torch.from_numpy(order[:count])] = True
@@ -73,13 +79,16 @@ class ImageTask(LabelledTask):
 def read_images(
     path: str | os.PathLike[str],
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
-    """Return images `(N, C, H, W)` between 0 and 1, labels, names of classes, and where each lies.
+    """Return images `(N, C, H, W)`, labels, names of classes, and where each lies.
+
+    Whole numbers are divided by 255; floats of an `.npz` stay as they are, 0 to 1 as a rule.
 
     Args:
         path: As for `ImageTask`.
 
     Raises:
-        DataError: If there are no images, they differ in size, or one cannot be read.
+        DataError: If there are no images, they differ in size, one cannot be read, or numbers are
+            not finite or not from 0 to 255.
     """
     found = Path(path)
     if found.is_file():
@@ -94,9 +103,28 @@ def read_images(
             f"{len(images)}. Look how it was written."
         )
     images = images[..., None] if images.ndim == 3 else images
+    _check_numbers(images, labels, path)
     named, numbers = np.unique(labels, return_inverse=True)
     lines = tuple(f"{path}, image {n}" for n in range(len(images)))
     return _as_floats(images), numbers.astype(np.int64), tuple(map(str, named.tolist())), lines
+
+
+def _check_numbers(
+    images: NDArray[Any], labels: NDArray[Any], path: str | os.PathLike[str]
+) -> None:
+    whole = images.dtype.kind in "iu"
+    if images.dtype.kind not in "iubf" or not np.isfinite(images).all():
+        got = images.dtype if images.dtype.kind not in "iubf" else "NaN or infinite ones"
+        raise DataError(f"{path}: images must be finite numbers; got {got}. Mend them.")
+    if whole and (images.min() < 0 or images.max() > 255):
+        raise DataError(
+            f"{path}: images of whole numbers must lie in 0 to 255; got {images.min()} to "
+            f"{images.max()}. Save floats from 0 to 1."
+        )
+    if labels.dtype.kind not in "iubU":
+        raise DataError(
+            f"{path}: labels must be whole numbers or text; got {labels.dtype}. Convert them."
+        )
 
 
 def _as_floats(images: NDArray[Any]) -> NDArray[np.float32]:
@@ -116,9 +144,9 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
                     "by numpy.savez(path, images=..., labels=...)."
                 )
             images, labels = arrays["images"], arrays["labels"]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} must be {_AS}; got {error}. Check the path.") from None
     if images.ndim not in (3, 4) or labels.ndim != 1:
         raise DataError(
@@ -145,7 +173,7 @@ def _read_idx(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
         try:
             content = path.read_bytes()
             content = gzip.decompress(content) if path.suffix == ".gz" else content
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path} must be an IDX file; got {error}. Get it again.") from None
         sizes = [int.from_bytes(content[4 * k : 4 * k + 4], "big") for k in range(axes + 1)]
         body = content[4 * (axes + 1) :]

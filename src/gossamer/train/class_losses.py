@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,15 @@ def read_transition(path: str | Path, num_classes: int) -> Any:
             "with one class each. Give a file, or alpha alone for symmetric noise."
         )
     try:
-        matrix = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with Path(path).open("rb") as file:
+            matrix = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"noise_matrix must be a .npy file with the chances of labels; {path}: {error}. Write "
             "it by numpy.save."
         ) from None
+    if isinstance(matrix, np.ndarray) and matrix.dtype.kind not in "iuf":
+        raise DataError(f"{path} must hold numbers; got {matrix.dtype}. Write chances.")
     if not isinstance(matrix, np.ndarray) or matrix.shape != (num_classes, num_classes):
         got = getattr(matrix, "shape", "several arrays")
         raise DataError(

@@ -202,7 +202,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 f"transition must be 'estimate' or a matrix; got {self.transition!r}. Give one of "
                 "them."
             )
-        check_estimable(labels, self.classes_)
+        check_estimable(labels, self.classes_.tolist())
         probabilities = out_of_fold(
             lambda: self._build(seed), x, labels, config,
             batch_size=self.batch_size, seed=seed, folds=min(FOLDS, len(x)),

@@ -24,6 +24,7 @@ __all__ = ["TeacherCache"]
 
 DTYPES = {"logits": "float16", "values": "float16", "indices": "int32", "rest": "float32"}
 _LEAST = float(torch.finfo(torch.float16).min)
+_META = ("top_k", "temperature", "num_classes", "shape", "fingerprint", "num_examples")
 _REMEDY = "Delete the folder to build it anew, or give another one."
 
 
@@ -279,8 +280,12 @@ class TeacherCache:
         self._open()
 
     def _open(self) -> None:
-        self._meta = read_json(self.path / "meta.json", _REMEDY)
-        self._check(self._meta, {})
+        meta = read_json(self.path / "meta.json", _REMEDY)
+        missing = [name for name in _META if name not in meta]
+        if missing:
+            raise DataError(f"{self.path}/meta.json must say {missing[0]}; it does not. {_REMEDY}")
+        self._check(meta, {})
+        self._meta = meta
         self._arrays = {name: self._mapped(name) for name in (*self._names(), "ids")}
         self._order = np.argsort(self._arrays["ids"], kind="stable")
 
