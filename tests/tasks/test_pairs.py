@@ -51,6 +51,13 @@ def path(tmp_path: Path) -> Path:
             "\u0441\u043b\u043e\u0432\u043e caf\u00e9",
             ["\u0441\u043b\u043e\u0432\u043e", "caf\u00e9"],
         ),
+        ("cafe\u0301s", ["cafe\u0301s"]),
+        # vowel signs of Hindi and Thai are parts of words, the bar that ends a sentence is not
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940 \u0939\u0948\u0964",
+            ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u0948", "\u0964"],
+        ),
+        ("\u0e01\u0e34\u0e19 \u0e19\u0e49\u0e33", ["\u0e01\u0e34\u0e19", "\u0e19\u0e49\u0e33"]),
         (" \n", []),
     ],
 )

@@ -37,7 +37,8 @@ class DistillationLoss(nn.Module):
     $10^{-7} \tau$.
 
     Chunk by chunk of rows in float32 or better: nothing of the size of the logits is built but
-    their gradient. The second term costs one to three times a cross-entropy.
+    their gradient, and with a mask a copy of the rows that count. The second term costs one to
+    three times a cross-entropy.
 
     Args:
         temperature: $\tau$, of student and teacher. Range: > 0. Default 4.

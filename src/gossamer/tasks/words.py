@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +17,11 @@ _SPECIAL = ("_", "$", "<unk>")
 
 # scripts that write no spaces: every character is a word
 _SINGLE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_LETTER = rf"[^\W{_SINGLE}]"
+# accents and vowel signs that stand as characters of their own; for `re` they are no letters
+_MARKS = "".join(
+    chr(code) for code in range(0x300, 0x1C00) if unicodedata.category(chr(code)) in ("Mc", "Mn")
+)
+_LETTER = rf"(?:[^\W{_SINGLE}]|[{_MARKS}])"
 _WORD = re.compile(rf"[{_SINGLE}]|{_LETTER}+(?:['\u2019-]{_LETTER}+)*|[^\w\s]")
 
 
