@@ -16,16 +16,6 @@ __all__ = ["RECIPE", "Config"]
 
 MINING = "mining"
 LARGE = ("medium",)
-TITLES = {
-    MINING: "mining alone",
-    "method": "sentences by cosine, then BLEU",
-    "guarded": "the same, with its facts kept",
-    "cosine": "sentences by cosine",
-    "random": "random sentences",
-    "unigram": "words by frequency",
-    "token": "words, evenly",
-    "none": "none",
-}
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ def run(config: Config, arm: str, seed: int, log: Logger) -> Outcome:
         return Outcome(parts.mine(config))
     found = parts.measure(parts.train(config, arm, seed, log), parts.load(config.data))
     rows: list[dict[str, Any]] = [
-        {"smoothing": TITLES[arm], "decoding": decoding, "bleu": found[name], "nll": found["nll"]}
+        {"decoding": decoding, "bleu": found[name], "nll": found["nll"]}
         for decoding, name in (("beam 4", "beam"), ("greedy", "greedy"))
     ]
     return Outcome({**found, **parts.describe(config, arm)}, rows)
@@ -200,7 +190,7 @@ RECIPE = Recipe(
             "BLEU of the test inputs",
             "One bar for each kind of smoothing, with beams and without, and marks for the lowest "
             "and the highest seed.",
-            "smoothing",
+            "arm",
             "bleu",
             {"group": "decoding", "x_label": "smoothing", "y_label": "BLEU"},
         ),
@@ -210,7 +200,7 @@ RECIPE = Recipe(
             "BLEU with beam 4, seed by seed",
             "One bar for each kind of smoothing and each seed, to compare the spread over seeds "
             "with the differences between arms.",
-            "smoothing",
+            "arm",
             "bleu",
             {
                 "group": "seed",
@@ -224,7 +214,7 @@ RECIPE = Recipe(
             "nll",
             "Loss of the references",
             "One bar for each kind of smoothing, with marks for the lowest and the highest seed.",
-            "smoothing",
+            "arm",
             "nll",
             {
                 "where": {"decoding": "beam 4"},
