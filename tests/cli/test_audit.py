@@ -87,6 +87,9 @@ def test_wrong_labels_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"  my.csv, line {lines[0]}: {rows[0]['given']} -> {rows[0]['suggested']}" in said
     page = Path("runs/audit/report.html").read_text()
     assert "Rows whose label is probably wrong" in page
+    assert "<dt>Estimated wrong labels</dt>" in page
+    for text in ("Each method", "(ours)", "Here and paper", "(trained)"):
+        assert text not in page
     assert f"my.csv, line {lines[0]}" in page
     assert f"my.csv, line {lines[0]}" in Path("runs/audit/report.md").read_text()
     details = read_json("runs/audit/summary.json")["checks"]["labels"]
@@ -118,6 +121,11 @@ def test_saved_outputs_with_teacher_and_control(capsys: pytest.CaptureFixture[st
         [one["run"] for one in expected.student.deciles]
     )
     assert Path("runs/audit/figures/deviations.svg").exists()
+    table = read_json("runs/audit/summary.json")["table"]
+    assert [row["arm"] for row in table] == ["audited", "control"]
+    assert table[1]["slope_here"] == pytest.approx(expected.control.slope)  # not on the screen only
+    assert run("audit", *files, "--quiet", "--seed", "4", "--checks", "calibration") == 0
+    assert read_json("runs/audit-2/page.json")["command"].endswith("--checks calibration --seed 4")
 
     # rows in another order are not compared
     write_outputs("t.npz", teacher, labels=labels, ids=np.arange(300)[::-1])

@@ -39,6 +39,30 @@ def test_two_runs_stand_side_by_side(pair, tmp_path, words):
     assert "0.250 (0.992–1.000) −0.746" in text
 
 
+def test_runs_without_claims_have_no_section_of_claims(make_run, parts, tmp_path):
+    summary = {k: v for k, v in parts["summary"].items() if k not in ("claims", "verdict")}
+    summary = {**summary, "recipe": "", "command": "audit"}
+    runs = [make_run(name, summary=summary) for name in ("one", "two")]
+    html = write_comparison(*runs, tmp_path / "out").read_text(encoding="utf-8")
+    for text in (html, (tmp_path / "out" / "report.md").read_text(encoding="utf-8")):
+        assert "Claims" not in text
+        assert "Method" not in text
+
+
+def test_audits_of_two_things_name_both(make_run, parts, tmp_path):
+    def audit(name, target, result):
+        summary = {"command": "audit", "table": [{"arm": "audited", result: 0.5}]}
+        arms = [{"name": "audited", "title": target, "role": "ours"}]
+        page = {"title": target, "arms": arms}
+        return make_run(name, summary=summary, page=page)
+
+    first = audit("one", "a.csv", "suspicious_here")
+    write_comparison(first, audit("two", "b.csv", "suspicious_here"), tmp_path / "out")
+    assert "| a.csv and b.csv |" in (tmp_path / "out" / "report.md").read_text()
+    write_comparison(first, audit("three", "c.npz", "slope_here"), tmp_path / "out")
+    assert "no result in common" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_figures_stand_beside_each_other_without_equal_ids(pair, tmp_path, outline):
     html = write_comparison(*pair, tmp_path / "out").read_text()
     ids = [value for _, name, value in outline(html).attributes if name == "id"]

@@ -278,3 +278,13 @@ def test_long_names_are_wrapped_inside_the_figure(tmp_path):
         x_label="axis " * 30,
     )
     assert max(len(text) for text in texts((tmp_path / "c.svg").read_text())) <= 52
+
+
+def test_ticks_are_short_where_the_data_are_not(tmp_path):
+    rows = [{"arm": "a", "x": x, "y": x} for x in (0.0, 0.3832, 0.70561, 1.0)]
+    plot_curves(rows, tmp_path / "c.svg", x="x", y="y", group="arm")
+    shown = texts((tmp_path / "c.svg").read_text())
+    assert not [t for t in shown if t.startswith(("0.38", "0.70"))]
+    rows = [{"arm": "a", "x": x, "y": 1} for x in (1, 470, 1024)]  # lengths stay as they are
+    plot_curves(rows, tmp_path / "c.svg", x="x", y="y", group="arm")
+    assert "470" in texts((tmp_path / "c.svg").read_text())

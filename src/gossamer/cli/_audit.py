@@ -28,6 +28,8 @@ class Finding:
         lists: As in `page.json`.
         arms: Further arms that the figures name.
         notes: What a reader must know.
+        terms: `{"term": ..., "text": ...}` of words that the page explains.
+        table: Further rows of the table, of other arms; columns as in `values`.
         details: All figures, for `summary.json`.
     """
 
@@ -39,6 +41,8 @@ class Finding:
     lists: Sequence[Mapping[str, Any]] = ()
     arms: Sequence[Mapping[str, str]] = ()
     notes: Sequence[str] = ()
+    terms: Sequence[Mapping[str, str]] = ()
+    table: Sequence[Mapping[str, Any]] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,6 +94,12 @@ def write_audit(
 
     values = {f"{k}_here": v for one in found.values() for k, v in one.values.items()}
     table = [{"arm": "audited", "role": "ours", "seeds": 1, **values, "note": ""}]
+    table += [
+        {"arm": row["arm"], "role": "baseline", "seeds": 1, "note": ""}
+        | {f"{name}_here": row[name] for name in one.values}
+        for one in found.values()
+        for row in one.table
+    ]
     summary = {
         "command": "audit",
         "version": __version__,
@@ -123,6 +133,7 @@ def write_audit(
             "figures": [figure for one in found.values() for figure in one.figures],
             "lists": [one_list for one in found.values() for one_list in one.lists],
             "notes": [note for one in found.values() for note in one.notes],
+            "terms": [term for one in found.values() for term in one.terms],
             "command": shlex.join(["gossamer", *about["command"]]),
         },
     )

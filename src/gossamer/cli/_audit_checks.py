@@ -11,9 +11,63 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from gossamer.measures.calibration import CalibrationReport
+    from gossamer.measures.deviations import Deviation
     from gossamer.tasks import LabelledTask
 
-__all__ = ["calibration", "deviations", "labels"]
+__all__ = [
+    "ACCURACY",
+    "CALIBRATION",
+    "calibration",
+    "calibration_note",
+    "deviations",
+    "labels",
+    "reliability_figure",
+]
+
+ACCURACY = {"term": "Accuracy", "text": "Share of the rows that are given the label they have."}
+CALIBRATION = {
+    "term": "Calibration error",
+    "text": "How far confidence, the probability of the predicted class, lies from the share of "
+    "rows that are right: the mean over bins of confidence, each weighed by its rows. 0 is "
+    "perfect, 1 the worst. Both are judged by the labels of the file, right or wrong.",
+}
+_DEVIATIONS = (
+    {
+        "term": "Log-odds",
+        "text": "For each row, how sure a run is of the teacher's class: its logit against the "
+        "log-sum of all others. 0 is a probability of one half.",
+    },
+    {
+        "term": "Slope of log-odds",
+        "text": "Of the run's on the teacher's, by least squares. Above 1 the run is surer than "
+        "the teacher where the teacher is sure: it exaggerates. Noise in the teacher's pulls it "
+        "down.",
+    },
+    {"term": "Orthogonal slope", "text": "The same with noise of equal size in both."},
+    {
+        "term": "Least sure quarter below the teacher",
+        "text": "Of the rows of which the teacher is least sure, the share where the run is less "
+        "sure still.",
+    },
+)
+_LABELS = (
+    {
+        "term": "Suspicious rows",
+        "text": "Rows in the list above: models that did not see the row are confident of another "
+        "class than its label, and find that class likeliest.",
+    },
+    {
+        "term": "Estimated wrong labels",
+        "text": "Of the rows with a class the models are confident of, the share with another "
+        "label. An estimate; it is too high where the models are poor.",
+    },
+    {
+        "term": "Unseen rows given their label",
+        "text": "Share of rows whose label is what models that did not see the row predict. With "
+        "wrong labels it cannot reach 100 %.",
+    },
+)
 
 _EPOCHS, _QUICK_EPOCHS = 60, 15
 _LEAST_STEPS = 300
@@ -55,13 +109,18 @@ def calibration(probabilities: Any, true: Any, *, seed: int, note: str = "") -> 
         rows=rows,
         figures=[reliability_figure()],
         arms=[{"name": "perfect", "title": "Perfectly calibrated", "role": "baseline"}],
-        notes=[
-            f"Calibration error with its 95 % interval: {report.error:.3f} ({report.low:.3f} to "
-            f"{report.high:.3f}); a perfectly calibrated model with these confidences stays below "
-            f"{report.chance:.3f} in 95 % of test sets of this size.",
-            *([note] if note else []),
-        ],
+        notes=[calibration_note(report), *([note] if note else [])],
+        terms=[ACCURACY, CALIBRATION],
         details=report.to_dict(),
+    )
+
+
+def calibration_note(report: CalibrationReport) -> str:
+    """Return the calibration error with its interval and what chance gives, as a sentence."""
+    return (
+        f"Calibration error on {report.num_rows} rows, with its 95 % interval: "
+        f"{report.error:.3f} ({report.low:.3f} to {report.high:.3f}); a perfectly calibrated model "
+        f"with these confidences stays below {report.chance:.3f} in 95 % of test sets of this size."
     )
 
 
@@ -72,6 +131,9 @@ def reliability_figure() -> dict[str, Any]:
         "name": "reliability",
         "title": "Reliability: accuracy against confidence",
         "alt": "Share of right rows against their mean confidence, bin by bin.",
+        "note": "Each point is a bin of rows of like confidence. Below the line of perfect "
+        "calibration the model is surer than it is right, above it less sure. Bins without rows "
+        "have no point, and bins of few rows jump: rows.csv has the count of each.",
         "where": {"kind": "bin"},
         "group": "arm",
         "x": "confidence",
@@ -133,12 +195,8 @@ def deviations(
             "that a slope above 1 alone shows no exaggeration: give --control FILE.npz."
         )
     return Finding(
-        values={
-            "slope": report.slope,
-            "deming_slope": report.deming_slope,
-            "underfit": 100 * report.low_confidence_underfit,
-            "agreement": 100 * report.agreement,
-        },
+        values=_slopes(report.student),
+        table=[] if report.control is None else [{"arm": "control", **_slopes(report.control)}],
         columns=[
             {"name": "slope", "label": "slope of log-odds", "unit": ""},
             {"name": "deming_slope", "label": "orthogonal slope", "unit": ""},
@@ -153,8 +211,18 @@ def deviations(
             {"name": "equal", "title": "Equal to the teacher", "role": "baseline"},
         ],
         notes=notes,
+        terms=_DEVIATIONS,
         details=report.to_dict(),
     )
+
+
+def _slopes(one: Deviation) -> dict[str, float]:
+    return {
+        "slope": one.slope,
+        "deming_slope": one.deming_slope,
+        "underfit": 100 * one.low_confidence_underfit,
+        "agreement": 100 * one.agreement,
+    }
 
 
 def _deviation_figure() -> dict[str, Any]:
@@ -163,6 +231,8 @@ def _deviation_figure() -> dict[str, Any]:
         "name": "deviations",
         "title": "Log-odds of the teacher's class, tenth by tenth",
         "alt": "Mean log-odds of each run against the teacher's, in tenths of the rows.",
+        "note": "Each point is a tenth of the rows, sorted by the teacher's log-odds. Steeper than "
+        "the line of equality is exaggeration.",
         "where": {"kind": "decile"},
         "group": "arm",
         "x": "teacher",
@@ -231,7 +301,7 @@ def labels(
         columns=[
             {"name": "suspicious", "label": "suspicious rows", "unit": "%"},
             {"name": "noise_rate", "label": "estimated wrong labels", "unit": "%"},
-            {"name": "unseen", "label": "labels that unseen rows are given", "unit": "%"},
+            {"name": "unseen", "label": "unseen rows given their label", "unit": "%"},
         ],
         lines=[
             f"labels: {len(rows)} of {report.num_rows} rows are suspicious ({share:.1f} %); about "
@@ -246,5 +316,6 @@ def labels(
             f"networks trained on the other {folds - 1} of {folds} parts. A model that cannot tell "
             "two classes apart suspects rows of both: look at rows before changing labels.",
         ],
+        terms=_LABELS,
         details=report.to_dict() | {"rows": rows},
     )

@@ -29,6 +29,26 @@ _TITLES = {
 }
 
 
+_TERMS = (
+    {
+        "term": "Norms",
+        "text": "Sizes of the weights, in four ways, over the squared margin by which the training "
+        "rows are told apart; natural logarithms. Larger goes with more memorising among networks "
+        "of one architecture, trained on sets of one size. Undefined where 5 % of the training "
+        "rows or more are given another class than their label.",
+    },
+    {
+        "term": "Sharpness",
+        "text": "How much the training loss can rise when the weights move a little, over 1 + the "
+        "loss. What is found is a lower bound.",
+    },
+    {
+        "term": "PAC-Bayes bound",
+        "text": "An upper bound of the error on new rows. Above 1 it says nothing.",
+    },
+)
+
+
 @dataclass(frozen=True)
 class ModelTarget:
     """A model and the rows that it is measured on.
@@ -221,6 +241,7 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
         rows=[*rows, *layers],
         lists=lists,
         notes=notes,
+        terms=_TERMS,
         details=report.to_dict(),
     )
 

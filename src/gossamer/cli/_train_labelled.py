@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.cli._audit_checks import reliability_figure
+from gossamer.cli._audit_checks import ACCURACY, CALIBRATION, calibration_note, reliability_figure
 from gossamer.cli._common import Common, print_json, set_threads
 from gossamer.cli._train_page import loss_figure, read_losses
 
@@ -23,6 +23,11 @@ _COLUMNS = (
     ("cross_entropy", "cross-entropy", "nats"),
     ("ece", "calibration error", ""),
 )
+_CROSS_ENTROPY = {
+    "term": "Cross-entropy",
+    "text": "Mean of -log of the probability of the label, in nats; lower is better. A few rows "
+    "that are surely and wrongly answered make it large.",
+}
 
 
 def is_labelled(name: Any) -> bool:
@@ -73,7 +78,7 @@ def run_labelled(
         summary["files"].append("transition.npy")
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", describe_environment())
-    _write_inputs(folder, job, task, result, bins)
+    _write_inputs(folder, job, task, result, bins, calibration_note(calibration))
     page = write_page(folder)
     if common.json:
         print_json(summary)
@@ -112,6 +117,7 @@ def _write_inputs(
     task: LabelledTask,
     result: LabelledResult,
     bins: list[dict[str, Any]],
+    note: str,
 ) -> None:
     """Write `rows.csv` and `page.json`, from which `write_page` draws the page."""
     from gossamer.files import write_json
@@ -135,10 +141,11 @@ def _write_inputs(
                 f"A classifier of {task.num_classes} classes was trained on "
                 f"{len(task.rows('train'))} rows and measured on {result.num_samples} others of "
                 "the same file. The last step is kept. Where labels of the file are wrong, some of "
-                "those held out are too, so that a better model may score lower."
+                "those held out are too: a model that gives true classes is then right more often "
+                "than the accuracy says, and its calibration error comes out too large."
             ),
             "columns": [
-                {"name": name, "label": label, "unit": unit[name], "in_domain": True}
+                {"name": name, "label": label, "unit": unit[name], "in_domain": False}
                 for name, label, _ in _COLUMNS
             ],
             "arms": [
@@ -146,6 +153,8 @@ def _write_inputs(
                 {"name": "perfect", "title": "Perfectly calibrated", "role": "baseline"},
             ],
             "figures": [reliability_figure(), loss_figure("loss (nats a row)")],
+            "notes": [note],
+            "terms": [ACCURACY, _CROSS_ENTROPY, CALIBRATION],
             "command": shlex.join(["gossamer", "train", "--config", f"{folder}/config.toml"]),
         },
     )

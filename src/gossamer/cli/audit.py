@@ -80,6 +80,7 @@ def run(
     for name, value in (("data", data), ("teacher", teacher), ("control", control)):
         command += [f"--{name}", str(value)] if value is not None else []
     command += ["--checks", ",".join(chosen), *(["--quick"] if quick else [])]
+    command += ["--seed", str(seed)] if seed else []
     about = {"seed": seed, "seconds": time.perf_counter() - started, "target": target}
     title = f"Audit of {target}"
     page = write_audit(

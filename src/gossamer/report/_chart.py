@@ -43,6 +43,7 @@ class Chart:
     group: str | None = None
     value: str | None = None
     band: str | None = None
+    counted: bool = True  # the legend says how many seeds
     shade: tuple[float, float] | None = None
     box: Sequence[Sequence[float]] | None = None
     title: str | None = None
@@ -113,11 +114,12 @@ def _thinned(values: Sequence[float], log: bool, span: tuple[float, float]) -> l
 
 
 def set_ticks(axis: Axis, values: Sequence[float], *, log: bool) -> None:
-    """Put ticks at the data's own values when they are few, at round ones otherwise."""
+    """Put ticks at the data's own values when these are few and short, else at round ones."""
     axis.set_major_formatter(FuncFormatter(_tick_text))
     axis.set_minor_locator(NullLocator())
     places = [v for v in values if v > 0 or not log]
-    if 0 < len(places) <= 12:
+    short = all(float(f"{v:.3g}") == v or float(v).is_integer() for v in places)
+    if 0 < len(places) <= 12 and short:
         low, high = axis.get_view_interval()
         axis.set_major_locator(FixedLocator(_thinned(places, log, (low, high))))
     else:

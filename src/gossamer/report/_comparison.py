@@ -63,9 +63,10 @@ class Comparison:
         return [name for name in results(self.first) if f"{name}_here" in here & there]
 
     def lonely(self) -> list[str]:
-        """One sentence per arm that only one run has."""
+        """What only one run has: one sentence per arm, and one if they share no result."""
         shared = {_key(row) for row, _ in self.shared()}
-        return [
+        none = [] if self.names() else ["The two runs have no result in common."]
+        return none + [
             f"Only in the {side.lower()} run: {row_title(run, row)}"
             for side, run in zip(SIDES, self.runs, strict=True)
             for row in run.summary.table
@@ -110,8 +111,14 @@ def _cells(pair: Comparison, rows: tuple[Mapping[str, Any], Mapping[str, Any]]) 
     return cells
 
 
+def _title(pair: Comparison, rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:
+    """Name of a shared row; both names where the runs call it differently, as audits do."""
+    titles = [row_title(run, row) for run, row in zip(pair.runs, rows, strict=True)]
+    return " and ".join(dict.fromkeys(titles))
+
+
 def _grid(pair: Comparison) -> Grid:
-    heads = [Head("Method")]
+    heads = [Head("Method" if pair.first.is_recipe else "What")]
     for name in pair.names():
         column = pair.first.column(name)
         label = f"{column.label}, {column.unit}" if column.unit else column.label
@@ -119,7 +126,9 @@ def _grid(pair: Comparison) -> Grid:
     own = results_grid(pair.first).lines
     at = {_key(row): line for row, line in zip(pair.first.summary.table, own, strict=True)}
     lines = [
-        replace(at[_key(rows[0])], note="", cells=tuple(_cells(pair, rows)))
+        replace(
+            at[_key(rows[0])], title=_title(pair, rows), note="", cells=tuple(_cells(pair, rows))
+        )
         for rows in pair.shared()
     ]
     return Grid(tuple(heads), tuple(lines))
@@ -222,13 +231,15 @@ def comparison_html(pair: Comparison) -> str:
         for name in _figure_names(pair)
         for side, one in _draw(pair, name)
     ]
-    table = grid_table(_grid(pair), "Methods of both runs; difference: second minus first")
+    table = grid_table(_grid(pair), "What both runs measured; difference: second minus first")
     cards = (_card(pair, side, run) for side, run in zip(SIDES, pair.runs, strict=True))
     return document(
         pair.title,
         tag("header", tag("h1", pair.title)),
         tag("div", *cards, class_="cards"),
-        section("claims", "Claims", tag("div", claim_table, class_="scroll")),
+        section("claims", "Claims", tag("div", claim_table, class_="scroll"))
+        if claim_rows
+        else None,
         section("results", "Results", table, *(tag("p", text) for text in pair.lonely())),
         section("figures", "Figures", tag("div", *drawn, class_="figures")) if drawn else None,
         _settings_html(pair),
@@ -265,7 +276,7 @@ def comparison_markdown(pair: Comparison) -> str:
         [
             f"# {plain(pair.title)}\n",
             "".join(tops),
-            f"## Claims\n\n{table_markdown(('Claim', *SIDES), claims)}",
+            *([f"## Claims\n\n{table_markdown(('Claim', *SIDES), claims)}"] if claims else []),
             f"## Results\n\nDifference: second minus first.\n\n{grid_markdown(_grid(pair))}",
             *(f"{plain(text)}\n" for text in pair.lonely()),
             *settings,

@@ -93,7 +93,7 @@ def draw_curves(rows: Sequence[Row], chart: Chart) -> str:
         for group, line in lines.items():
             style = chart.place(group, list(lines))
             drawn = _line(axes, line, style, chart.band == "minmax")
-            entries.append((drawn, f"{group} ({_seeds(line)})"))
+            entries.append((drawn, f"{group} ({_seeds(line)})" if chart.counted else group))
         entries += _shade(axes, chart)
         entries += paper_lines(axes, chart.paper)
         set_values(axes, chart, [v for s in spreads for v in (s.low, s.high)])

@@ -98,8 +98,9 @@ def _chart(spec: FigureSpec, run: Run, limits: tuple[float, float] | None) -> Ch
     if spec.shade and box is None:
         box = (spec.shade, (-math.inf, math.inf))
     return Chart(
-        x=spec.x, y=spec.y, group=_group(spec), value=spec.value, band="minmax", shade=spec.shade,
-        box=box, x_label=spec.x_label, y_label=spec.y_label, log_x=spec.log_x, log_y=spec.log_y,
+        x=spec.x, y=spec.y, group=_group(spec), value=spec.value,
+        band="minmax" if run.is_recipe else None, counted=run.is_recipe, shade=spec.shade, box=box,
+        x_label=spec.x_label, y_label=spec.y_label, log_x=spec.log_x, log_y=spec.log_y,
         paper=spec.paper, alt=spec.alt, name=spec.name, heading=spec.title or spec.name,
         order=[run.arm_title(arm.name) for arm in run.page.arms], limits=limits,
     )  # fmt: skip
@@ -124,5 +125,7 @@ def draw_figure(spec: FigureSpec, run: Run, limits: tuple[float, float] | None =
     with _named(spec, run):
         rows, shown = _rows(spec, run)
         svg = DRAW[spec.kind](rows, _chart(spec, run, limits))
-        note = " ".join(filter(None, (shown, _READING[spec.kind], _left_out(rows, spec))))
+        # a run that is no recipe has one seed, and nothing to take a median of
+        reading = _READING[spec.kind] if run.is_recipe else ""
+        note = " ".join(filter(None, (shown, reading, spec.note, _left_out(rows, spec))))
     return Drawn(spec.name, spec.title or spec.name, spec.alt or spec.title or spec.name, note, svg)

@@ -93,7 +93,8 @@ def _result(run: Run, name: str) -> list[tuple[Head, list[Cell]]]:
     unit = f"{column.unit}, " if column.unit else ""
     made: list[tuple[Head, list[Cell]]] = []
     if any(f"{name}_here" in row for row in table):
-        here = Head(column.label, f"{unit}here", column.in_domain)
+        # only a recipe has a paper to tell "here" from
+        here = Head(column.label, f"{unit}here" if run.is_recipe else column.unit, column.in_domain)
         made.append((here, [read_cell(row, name, places) for row in table]))
     if _numbers(table, [f"{name}_paper"]):
         paper = Head(column.label, f"{unit}paper", column.in_domain)
@@ -104,7 +105,7 @@ def _result(run: Run, name: str) -> list[tuple[Head, list[Cell]]]:
 def row_title(run: Run, row: Mapping[str, Any]) -> str:
     """What a reader calls a row: the method, whether it is ours, and the condition."""
     title = run.arm_title(str(row["arm"]))
-    if row.get("role") == "ours" and "ours" not in title:
+    if run.is_recipe and row.get("role") == "ours" and "ours" not in title:
         title = f"{title} (ours)"
     return f"{title}, {row['variant']}" if row.get("variant") else title
 
@@ -118,7 +119,7 @@ def results_grid(run: Run) -> Grid:
     """Make the table of a run."""
     table, columns = run.summary.table, _columns(run.summary.table)
     made: list[tuple[Head, list[Cell]]] = []
-    if "seeds" in columns:
+    if "seeds" in columns and run.is_recipe:
         made.append((Head("Seeds"), [Cell(show(row.get("seeds"), 0)) for row in table]))
     for name in results(run):
         made += _result(run, name)
@@ -126,4 +127,5 @@ def results_grid(run: Run) -> Grid:
         times = [Cell(duration(row.get("seconds_here"))) for row in table]
         made.append((Head("Time per seed", "here"), times))
     lines = tuple(_line(run, row, [cells[i] for _, cells in made]) for i, row in enumerate(table))
-    return Grid((Head("Method"), *(head for head, _ in made)), lines)
+    first = "Method" if run.is_recipe else "What"
+    return Grid((Head(first), *(head for head, _ in made)), lines)

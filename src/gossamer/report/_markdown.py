@@ -94,7 +94,7 @@ def run_markdown(run: Run, drawn: Sequence[Drawn], lists: str = "") -> str:
         *_figures(drawn),
         lists,
         f"## Results\n\n{grid_markdown(results_grid(run))}",
-        f"## How to read this\n\n{_terms(run)}",
+        f"## How to read this\n\n{_terms(run)}" if how_to_read(run) else "",
         f"## Deviations from the paper\n\n{bullets(page.deviations)}" if page.paper else "",
         f"## Notes\n\n{bullets(page.notes)}" if page.notes else "",
         f"## Repeat it\n\n{_fenced(page.command)}" if page.command else "",

@@ -25,6 +25,7 @@ __all__ = [
     "Run",
     "Side",
     "Summary",
+    "Term",
     "read_run",
 ]
 
@@ -106,6 +107,7 @@ class FigureSpec:
     y: str
     title: str = ""
     alt: str = ""
+    note: str = ""
     group: str | None = None
     value: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
@@ -131,6 +133,16 @@ class ListSpec:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A word of the page and what it means."""
+
+    STRICT: ClassVar[bool] = True
+
+    term: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Page:
     """The file `page.json`: the words around the numbers."""
 
@@ -143,6 +155,7 @@ class Page:
     lists: tuple[ListSpec, ...] = ()
     deviations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    terms: tuple[Term, ...] = ()
     command: str = ""
 
 
@@ -155,6 +168,11 @@ class Run:
     page: Page
     rows: tuple[Mapping[str, Any], ...]
     environment: Mapping[str, Any]
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether methods are compared and claims judged; other runs only measure something."""
+        return bool(self.summary.recipe)
 
     def arm_title(self, name: str) -> str:
         """The name a reader sees for an arm."""

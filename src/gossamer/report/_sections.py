@@ -126,7 +126,8 @@ def claims(run: Run) -> Html | None:
 def figure(drawn: Drawn, svg: str, *, head: str | None = None) -> Html:
     """One figure with its title above and how to read it below."""
     caption = tag("figcaption", tag("h3", head or drawn.title))
-    return tag("figure", caption, Html(svg), tag("p", drawn.note, class_="soft"))
+    note = tag("p", drawn.note, class_="soft") if drawn.note else None
+    return tag("figure", caption, Html(svg), note)
 
 
 def figures(drawn: Sequence[Drawn]) -> Html | None:
@@ -198,9 +199,12 @@ def pairs_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     return scroll(caption, table)
 
 
-def reading(run: Run) -> Html:
-    """How to read the numbers."""
-    terms = (join(tag("dt", term), tag("dd", text)) for term, text in how_to_read(run))
+def reading(run: Run) -> Html | None:
+    """How to read the numbers; nothing where the page has no word to explain."""
+    known = how_to_read(run)
+    if not known:
+        return None
+    terms = (join(tag("dt", term), tag("dd", text)) for term, text in known)
     return section("reading", "How to read this", tag("dl", *terms))
 
 

@@ -12,7 +12,7 @@ __all__ = ["SYMBOLS", "ClaimView", "about", "found", "how_to_read", "view_claim"
 
 SYMBOLS = {"held": "✓", "not held": "✗", "undecided": "?"}
 
-_READING_TABLE = (
+_HERE = (
     (
         "Here and paper",
         "“Here” was measured by this run. “Paper” is printed in the paper and was not measured "
@@ -23,6 +23,8 @@ _READING_TABLE = (
         "1.00 (0.99–1.00) is the median over the seeds, with the lowest and the highest seed in "
         "brackets where they differ.",
     ),
+)
+_TRAINED = (
     (
         "Trained",
         "A column marked (trained) lies inside the range the models were trained on; the others "
@@ -95,8 +97,12 @@ def found(claims: Sequence[Claim]) -> str:
 
 
 def how_to_read(run: Run) -> tuple[tuple[str, str], ...]:
-    """The terms that a page uses, explained."""
-    return _READING_TABLE + (_READING_CLAIMS if run.summary.claims else ())
+    """The terms that a page uses, explained: those of recipes, and those the page declares."""
+    own = tuple((one.term, one.text) for one in run.page.terms)
+    marked = any(column.in_domain for column in run.page.columns)
+    if not run.is_recipe:  # nothing of a paper, no seeds, no methods to compare
+        return (_TRAINED if marked else ()) + own
+    return _HERE + _TRAINED + (_READING_CLAIMS if run.summary.claims else ()) + own
 
 
 def about(run: Run) -> list[str]:

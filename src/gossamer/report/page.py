@@ -71,7 +71,8 @@ def write_page(folder: str | Path) -> Path:
     listed = [list_rows(spec, run) for spec in run.page.lists]
     write_text(run.folder / "report.md", run_markdown(run, drawn, lists_markdown(listed)))
     target = run.folder / "report.html"
-    table = grid_table(results_grid(run), "Each method, with what was measured")
+    caption = "Each method, with what was measured" if run.is_recipe else "What was measured"
+    table = grid_table(results_grid(run), caption)
     parts = [
         opening(run),
         claims(run),
