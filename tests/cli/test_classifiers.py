@@ -50,6 +50,11 @@ def test_a_table_from_training_to_answers(capsys: pytest.CaptureFixture[str]) ->
     page = Path("runs/train/report.html").read_text()
     for text in ("Reliability: accuracy against confidence", "calibration error", "Training loss"):
         assert text in page
+    # rows held out are not trained on, and what is measured is explained
+    for text in ("(trained)", "(ours)", "Here and paper", "over the n seeds", "(n = 1)"):
+        assert text not in page
+    for text in ("<dt>Cross-entropy</dt>", "<dt>Calibration error</dt>", "95 % interval"):
+        assert text in page
 
     # rows without labels, and rows with the true ones
     Path("new.csv").write_text("b,a\n3,3\n-3,-3")
@@ -80,6 +85,7 @@ def test_images_and_their_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("solve", "runs/train", "dots.npz", "--json") == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["answer"] for row in rows] == ["dark", "light"] * 100
+    assert rows[3]["where"] == "dots.npz, image 3"
     assert all(row["correct"] for row in rows)
 
 
@@ -91,7 +97,12 @@ def test_images_and_their_answers(capsys: pytest.CaptureFixture[str]) -> None:
         (["--task", "table:my.csv,target=answer", "--positions", "rope"], "--positions belongs to"),
         (["--task", "table:my.csv,target=answer", "--coupling", "none"], "--coupling belongs to"),
         (["--task", "table:my.csv,target=answer", "--loss", "focal"], "unknown loss 'focal'"),
-        (["--task", "table:my.csv,target=answer", "--alpha", "0.1"], "unknown key 'alpha'"),
+        (["--task", "table:my.csv,target=answer", "--alpha", "0.1"], "--alpha belongs to"),
+        (
+            ["--task", "table:my.csv,target=answer", "--noise-matrix", "estimate"],
+            "--noise-matrix belongs to --loss forward or backward",
+        ),
+        (["--task", "table:my.csv,target=answer", "--neighbors", "n.npz"], "got 'n.npz' with"),
         (["--task", "table:my.csv,target=answer", "--model", "vit"], "unknown model for labelled"),
         (["--task", "copy", "--loss", "forward", "--noise-matrix", "estimate"], "table or images"),
         (["--task", "copy", "--optimizer", "scale_invariant_sgd"], "got Decoder"),

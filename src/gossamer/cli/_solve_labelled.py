@@ -46,12 +46,14 @@ def classify(folder: Path, file: str, *, check: bool, common: Common) -> int:
         )
     model, table = load_labelled_run(folder, device=common.device)
     classes = table["facts"]["classes"]
-    x, labels = _read(table, file)
+    x, labels, places = _read(table, file)
     p = predict_rows(model, x)
     best = p.argmax(1).tolist()
     rows: list[dict[str, Any]] = []
     for number, (place, label) in enumerate(zip(best, labels, strict=True)):
         row = {"row": number + 1, "answer": classes[place], "probability": float(p[number, place])}
+        if places is not None:
+            row["where"] = places[number]
         if check and label is not None:
             row["correct"] = label == classes[place]
         rows.append(row)
@@ -67,14 +69,16 @@ def classify(folder: Path, file: str, *, check: bool, common: Common) -> int:
     return 0 if all(checked) else 1
 
 
-def _read(table: Mapping[str, Any], file: str) -> tuple[Tensor, Sequence[str | None]]:
-    """Return rows as the model takes them, and their labels where the file has some."""
+def _read(
+    table: Mapping[str, Any], file: str
+) -> tuple[Tensor, Sequence[str | None], Sequence[str] | None]:
+    """Return rows as the model takes them, their labels if there are some, and where images lie."""
     import torch
 
     from gossamer.tasks import TableTask, read_images
 
     if table["name"] == "table":
         known = {key: table[key] for key in ("path", "target", "facts")}
-        return TableTask(**known).read(file)
-    images, labels, names, _ = read_images(file)
-    return torch.from_numpy(images), [names[label] for label in labels.tolist()]
+        return *TableTask(**known).read(file), None
+    images, labels, names, places = read_images(file)
+    return torch.from_numpy(images), [names[label] for label in labels.tolist()], places

@@ -135,8 +135,9 @@ def run(
         "loss": _loss_table(loss, alpha, noise_matrix, teacher, neighbors),
     }
     job = _job(table, tables, batch_size, config, common)
+    _check_loss_options(job, alpha=alpha, noise_matrix=noise_matrix)
     if is_labelled(job.task["name"]):
-        refused = {"--positions": positions, "--neighbors": neighbors}
+        refused = {"--positions": positions, "--neighbors": neighbors and str(neighbors)}
         run_labelled(job, refused=refused, resume=resume, common=common)
         return
     built = built or job.build_task()
@@ -216,6 +217,23 @@ def _loss_table(
         loss = own if value is not None else loss
     files = {"teacher": teacher, "neighbors": neighbors and str(neighbors)}
     return {"name": loss, "alpha": alpha, "noise_matrix": noise_matrix, **files}
+
+
+def _check_loss_options(job: TrainJob, *, alpha: float | None, noise_matrix: str | None) -> None:
+    """Refuse options that the loss does not take, by the name they have on the command line."""
+    from gossamer.errors import ConfigError
+
+    name = job.loss.get("name", "cross_entropy")
+    if alpha is not None and name == "cross_entropy":
+        raise ConfigError(
+            f"--alpha belongs to --loss smoothing, forward or backward, --teacher or --neighbors; "
+            f"got {alpha} with {name}. Give one of them, or leave it out."
+        )
+    if noise_matrix is not None and name not in ("forward", "backward"):
+        raise ConfigError(
+            f"--noise-matrix belongs to --loss forward or backward; got {noise_matrix!r} with "
+            f"{name}. Add --loss forward, or leave it out."
+        )
 
 
 def _launched_rank() -> int | None:
