@@ -50,7 +50,8 @@ class DistillationLoss(nn.Module):
     Shape:
         - logits: `(N, C)`, or `(N, T, C)` for tokens; floating.
         - teacher_logits: the same shape, or `TopKLogits` of the same rows.
-        - labels: `(N,)` or `(N, T)`, classes; may be left out only if alpha is 1.
+        - labels: `(N,)` or `(N, T)`, classes; may be left out only if alpha is 1. Nothing is
+          shifted: `logits[:, t]` is for `labels[:, t]`.
         - mask: `(N,)` or `(N, T)`, boolean, True where a row counts. Default everywhere. Labels are
           not looked at elsewhere.
         - step: of the training, where alpha is a function of it.

@@ -83,7 +83,8 @@ def distill(
         batches: `(inputs, labels)`, `(inputs, labels, ids)`, mappings with the keys `inputs`,
             `labels`, `ids`, `mask`, or batches of a task. `inputs` is a tensor, a mapping of
             keywords, or a tuple of arguments. Labels may be `None` if the loss has alpha 1; `mask`
-            is True where a row counts.
+            is True where a row counts. Nothing is shifted: for a causal model of Hugging Face
+            `labels[:, t]` is the token after the one at t.
         loss: Default `DistillationLoss()`.
         config: Of the training. Default `TrainConfig()`.
         teaching: `"consistent"`: the teacher sees what the student sees at this step, augmentation

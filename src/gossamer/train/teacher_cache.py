@@ -172,7 +172,7 @@ class TeacherCache:
         """
         self._whole()
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, temperature=self.temperature, **self._arrays)
+            np.savez(file, temperature=self.temperature, **self._arrays)
 
     def _names(self) -> tuple[str, ...]:
         return ("logits",) if self.top_k is None else ("values", "indices", "rest")
