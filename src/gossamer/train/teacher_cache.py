@@ -172,7 +172,8 @@ class TeacherCache:
         """
         self._whole()
         with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, temperature=self.temperature, **self._arrays)
+            arrays: dict[str, Any] = {"temperature": self.temperature, **self._arrays}
+            np.savez(file, **arrays)
 
     def _names(self) -> tuple[str, ...]:
         return ("logits",) if self.top_k is None else ("values", "indices", "rest")
