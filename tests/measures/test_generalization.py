@@ -221,6 +221,8 @@ def test_tiny_sets_take_the_smallest_margin_and_warn() -> None:
 def test_bad_options_and_layers() -> None:
     with pytest.raises(ConfigError, match="did you mean 'l2_path'"):
         generalization_report(network(), data(), measures=["l2_pat"])
+    with pytest.raises(ConfigError, match="must be a list of names; got 'l2'"):
+        generalization_report(network(), data(), measures="l2")
     with pytest.raises(ConfigError, match="at least one measure"):
         generalization_report(network(), data(), measures=[])
     with pytest.raises(ConfigError, match="margin_quantile"):

@@ -648,6 +648,10 @@ def test_options_out_of_range() -> None:
         path_norm(TWO, (2,), p=3)
     with pytest.raises(ConfigError, match="circular"):
         spectral_complexity(TWO, (2,), convolution="circul")
+    with pytest.raises(ShapeError, match=r"take an input of input_shape \(3,\).*multiplied"):
+        path_norm(TWO, (3,))
+    with pytest.raises(ShapeError, match="input_shape must be a tuple"):
+        spectral_complexity(TWO, 2)
     for quantile in (0.0, 1.0, 1.5, -0.1):
         with pytest.raises(ConfigError, match="margin_quantile"):
             margin_quantile_of(torch.ones(30), quantile)

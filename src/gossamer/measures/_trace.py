@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import UnsupportedError
+from gossamer.errors import GossamerError, ShapeError, UnsupportedError
 from gossamer.measures._batches import call_for_logits
 
 __all__ = ["Layer", "Rule", "Traced", "Tracer"]
@@ -83,11 +83,25 @@ class Tracer:
 
         Raises:
             UnsupportedError: If a function has no rule, or there is no layer on the way.
+            ShapeError: If the model does not take such an input.
         """
+        if not isinstance(input_shape, Sequence):
+            raise ShapeError(
+                f"input_shape must be a tuple, the shape of one input without the batch; got "
+                f"{input_shape!r}. Write ({input_shape},)."
+            )
         like = next(self.model.parameters())
         ones = torch.ones(1, *input_shape, dtype=like.dtype, device=like.device)
-        with self._watched(), torch.no_grad():
-            out = call_for_logits(self.model, self.traced(ones, 0.0))
+        try:
+            with self._watched(), torch.no_grad():
+                out = call_for_logits(self.model, self.traced(ones, 0.0))
+        except GossamerError:
+            raise
+        except RuntimeError as error:  # torch's own, of sizes that do not fit
+            raise ShapeError(
+                f"the model must take an input of input_shape {tuple(input_shape)}, without the "
+                f"batch; {type(self.model).__name__} says: {error}. Change input_shape."
+            ) from error
         if not isinstance(out, Traced) or not self.layers:
             raise UnsupportedError(
                 "the model must compute its output from its input by layers with weights; got "

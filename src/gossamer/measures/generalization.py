@@ -173,6 +173,8 @@ def generalization_report(
     Deviations: the quantile is not stated in the paper (first author's later code: 0.05); where
         gamma is not positive the norms are NaN, with the reason; those of the parts.
     """
+    if isinstance(measures, str):
+        raise ConfigError(f"measures must be a list of names; got {measures!r}. Write a list.")
     names = list(MEASURES if measures is None else measures)
     for name in names:
         check_choice(name, MEASURES, "measure")

@@ -112,6 +112,7 @@ def path_norm(
     Raises:
         ConfigError: If p is neither 1 nor 2.
         UnsupportedError: If a function has no rule; the message names it and its module.
+        ShapeError: If the model does not take inputs of that shape.
 
     Warns:
         UserWarning: If one weight stands at several places.
@@ -162,6 +163,7 @@ def spectral_complexity(
     Raises:
         ConfigError: If `convolution` is none of these.
         UnsupportedError: As in `path_norm`, and for a stride under `"circular"`.
+        ShapeError: As in `path_norm`.
 
     Warns:
         UserWarning: If one weight stands at several places.
