@@ -118,7 +118,7 @@ def test_saved_outputs_with_teacher_and_control(capsys: pytest.CaptureFixture[st
     assert {row["arm"] for row in drawn} == {"audited", "control", "equal"}
     tenths = [row for row in drawn if row["arm"] == "audited"]
     assert [row["mean"] for row in tenths] == pytest.approx(
-        [one["run"] for one in expected.student.deciles]
+        [one["mean"] for one in expected.student.deciles]
     )
     assert Path("runs/audit/figures/deviations.svg").exists()
     table = read_json("runs/audit/summary.json")["table"]
