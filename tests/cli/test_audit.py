@@ -135,6 +135,18 @@ def test_saved_outputs_with_teacher_and_control(capsys: pytest.CaptureFixture[st
     assert "deviations" not in capsys.readouterr().out
 
 
+def test_why_norms_are_undefined_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    images, labels = random.random((60, 3, 3), dtype=np.float32), random.integers(0, 2, 60)
+    np.savez("noise.npz", images=images, labels=labels)
+    Path("mine.py").write_text(MODEL)
+    assert run("audit", "mine.py:build", "--data", "noise.npz", *FAST) == 0
+    said = capsys.readouterr().out
+    assert said.count("undefined:") == 1
+    assert "l2 norm, l1 path norm, l2 path norm, spectral norm: undefined" in said
+    assert "are given another class than their label" in said
+
+
 def test_no_control_is_said_on_terminal_and_page(capsys: pytest.CaptureFixture[str]) -> None:
     teacher = np.random.default_rng(0).standard_normal((100, 3))
     write_outputs("s.npz", 2 * teacher)

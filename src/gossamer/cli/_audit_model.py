@@ -217,7 +217,7 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
             _list("layers", "Layers", "layer", ("layer", "type", "units", "frobenius", "spectral"))
         )
     words = [f"{_TITLES[k]} {'-' if v is None else f'{v:.4g}'}" for k, v in values.items()]
-    reasons = [f"{_TITLES[name]}: {reason}" for name, reason in report.reasons.items()]
+    reasons = _reasons(report.reasons)
     notes = [
         "Norms are natural logarithms, divided by the squared margin that all but 5 % of the "
         "training rows reach. They compare networks of one architecture with each other; alone "
@@ -244,6 +244,21 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
         terms=_TERMS,
         details=report.to_dict(),
     )
+
+
+def _reasons(reasons: Mapping[str, str]) -> list[str]:
+    """Return why measures are undefined, each reason once, and what a negative margin means."""
+    named: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        named.setdefault(reason, []).append(_TITLES[name])
+    said = [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
+    if any("margin" in reason for reason in named):
+        said.append(
+            "A margin that is not above 0: 5 % of the training rows or more are given another "
+            "class than their label. Train longer, or correct the labels; the norms with a margin "
+            "of 1 are in summary.json."
+        )
+    return said
 
 
 def _finite(value: float) -> float | None:
