@@ -70,3 +70,10 @@ def test_pairs_from_training_to_answers(
         assert run(*train, *options) == 2
         assert words in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_a_page_without_an_axis_has_no_figure_of_it() -> None:
+    from gossamer.cli._train_page import _no_axis
+
+    assert _no_axis([{"split": "test", "exact_match": 0.5}], ["split"])
+    assert not _no_axis([{"digits": 10, "exact_match": 0.5}], ["digits"])

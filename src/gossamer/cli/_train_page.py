@@ -96,7 +96,7 @@ def write_inputs(
             "columns": columns,
             "arms": [{"name": "model", "title": "This model", "role": "ours"}],
             "figures": [
-                *([] if "bleu" in cells[0] else [_measured(cells, axes, measure)]),
+                *([] if _no_axis(cells, axes) else [_measured(cells, axes, measure)]),
                 loss_figure("loss (nats a token)"),
             ],
             "command": shlex.join(["gossamer", *command]),
@@ -146,6 +146,11 @@ def loss_figure(label: str) -> dict[str, Any]:
         "y": "loss",
         "y_label": label,
     }
+
+
+def _no_axis(cells: Sequence[dict[str, Any]], axes: Sequence[str]) -> bool:
+    """Whether the grid has no number to draw over, as for pairs: held-out rows are one cell."""
+    return "bleu" in cells[0] or not isinstance(cells[0][axes[0]], int | float)
 
 
 def _measured(cells: Sequence[dict[str, Any]], axes: Sequence[str], measure: Measure) -> Any:
