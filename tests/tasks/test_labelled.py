@@ -238,6 +238,9 @@ def test_bad_images(tmp_path: Path) -> None:
     (tmp_path / "f" / "x" / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=re.escape("a.png: expected an image")):
         ImageTask(tmp_path / "f")
+    Image.fromarray(np.full((3, 3), 40_000, np.uint16)).save(tmp_path / "f" / "x" / "a.png")
+    with pytest.raises(DataError, match="8 bits for each channel"):
+        ImageTask(tmp_path / "f")
     Image.new("L", (3, 3)).save(tmp_path / "f" / "x" / "a.png")
     Image.new("L", (3, 4)).save(tmp_path / "f" / "x" / "b.png")
     with pytest.raises(DataError, match=r"expected 3 x 3 pixels.*got 3 x 4"):

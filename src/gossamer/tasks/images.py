@@ -205,6 +205,11 @@ def _read_folder(
     for _, file in files:
         try:
             with Image.open(file) as image:
+                if image.mode[0] in "IF":  # 16 bits and more, which a conversion would clip
+                    raise DataError(
+                        f"{file}: expected 8 bits for each channel; got the mode {image.mode}. "
+                        "Convert it, or give the arrays as an .npz."
+                    )
                 grey = grey and image.mode in ("1", "L")
                 images.append(np.asarray(image.convert("RGB")))
         except (OSError, UnidentifiedImageError) as error:
