@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gossamer.cli import main
 from gossamer.files import read_json
@@ -44,6 +45,7 @@ def test_a_table_from_training_to_answers(capsys: pytest.CaptureFixture[str]) ->
     assert "next: gossamer solve runs/train FILE.csv" in said
     summary = read_json("runs/train/summary.json")
     matrix = np.array(summary["transition"])
+    assert "both figures suffer" in said
     assert matrix.sum(1) == pytest.approx([1.0, 1.0])
     assert 0.05 < matrix[0, 1] < 0.4
     assert summary["classes"] == ["no", "yes"]
@@ -87,6 +89,14 @@ def test_images_and_their_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["answer"] for row in rows] == ["dark", "light"] * 100
     assert rows[3]["where"] == "dots.npz, image 3"
     assert all(row["correct"] for row in rows)
+    Path("flat").mkdir()
+    for number in (0, 1):
+        pixels = images[number].astype(np.uint8)
+        Image.fromarray(pixels).save(f"flat/{number}.png")
+    assert run("solve", "runs/train", "flat") == 0
+    captured = capsys.readouterr()
+    assert captured.out.split() == ["dark", "light"]
+    assert "labels of the file" not in captured.err
 
 
 @pytest.mark.parametrize(
@@ -106,6 +116,15 @@ def test_images_and_their_answers(capsys: pytest.CaptureFixture[str]) -> None:
         (["--task", "table:my.csv,target=answer", "--model", "vit"], "unknown model for labelled"),
         (["--task", "copy", "--loss", "forward", "--noise-matrix", "estimate"], "table or images"),
         (["--task", "copy", "--optimizer", "scale_invariant_sgd"], "got Decoder"),
+        (
+            ["--task", "table:my.csv,target=answer", "--optimizer", "scale_invariant_sgd"],
+            "belongs to the model scale_invariant, on sequences",
+        ),
+        (["--task", "images:my.csv"], "a file of another kind"),
+        (
+            ["--task", "copy", "--loss", "forward", "--noise-matrix", "no.npy"],
+            "no.npy: it does not exist",
+        ),
         (["--task", "copy", "--optimizer", "lion"], "unknown optimizer 'lion'"),
     ],
 )

@@ -75,10 +75,14 @@ def _read(
     """Return rows as the model takes them, their labels if there are some, and where images lie."""
     import torch
 
-    from gossamer.tasks import TableTask, read_images
+    from gossamer.tasks import TableTask, read_flat_images, read_images
 
     if table["name"] == "table":
         known = {key: table[key] for key in ("path", "target", "facts")}
         return *TableTask(**known).read(file), None
+    inside = list(Path(file).iterdir()) if Path(file).is_dir() else []
+    if inside and not any(part.is_dir() or "idx" in part.name for part in inside):
+        images, places = read_flat_images(file)
+        return torch.from_numpy(images), [None] * len(images), places
     images, labels, names, places = read_images(file)
     return torch.from_numpy(images), [names[label] for label in labels.tolist()], places

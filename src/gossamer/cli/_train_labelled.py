@@ -89,6 +89,11 @@ def run_labelled(
         f"calibration error {calibration.error:.3f} ({calibration.low:.3f} to "
         f"{calibration.high:.3f}; chance alone stays below {calibration.chance:.3f})"
     )
+    if job.loss.get("name") in ("forward", "backward"):
+        print(
+            "the loss was corrected, so the model gives true classes; the rows held out have labels"
+            " as wrong as the others, and both figures suffer from that"
+        )
     what = "FILE.csv" if job.task["name"] == "table" else "IMAGES"
     print(f"page: {page.resolve()}\nnext: gossamer solve {shlex.quote(str(folder))} {what}")
 

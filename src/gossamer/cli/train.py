@@ -86,8 +86,8 @@ def run(
         loss: cross_entropy (default), smoothing, forward or backward (corrected for wrong labels),
             generalized or symmetric.
         alpha: Of smoothing, default 0.1; of forward and backward, the share of labels drawn again
-            at random, unless --noise-matrix is given; share of the teacher, default 0.9; share of
-            the neighbours, default 0.1.
+            at random, default 0.1, unless --noise-matrix is given; share of the teacher, default
+            0.9; share of the neighbours, default 0.1.
         noise_matrix: For forward and backward, a .npy file whose entry (i, j) is the chance of
             label j for true class i; or estimate, for a table or images.
         optimizer: adamw (default), sgd, or scale_invariant_sgd for --model scale_invariant.

@@ -18,6 +18,7 @@ from .coupling import FunctionCoupling as FunctionCoupling
 from .fields import FieldCoupling as FieldCoupling
 from .hints import add_index_hints as add_index_hints
 from .images import ImageTask as ImageTask
+from .images import read_flat_images as read_flat_images
 from .images import read_images as read_images
 from .labelled import LabelledBatch as LabelledBatch
 from .labelled import LabelledStream as LabelledStream

@@ -6,6 +6,7 @@ import gzip
 import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gossamer.checks import check_range
 from gossamer.errors import DataError
 from gossamer.tasks.labelled import LabelledTask
 
-__all__ = ["ImageTask", "read_images"]
+__all__ = ["ImageTask", "read_flat_images", "read_images"]
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _MAGIC = {"images": 2051, "labels": 2049}
@@ -147,7 +148,10 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     except DataError:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} must be {_AS}; got {error}. Check the path.") from None
+        # NumPy takes what it cannot read for pickled data, and advises to load that
+        pickled = isinstance(error, ValueError) and "pickle" in str(error)
+        got = "a file of another kind" if pickled else str(error)
+        raise DataError(f"{path} must be {_AS}; got {got}. Check the path.") from None
     if images.ndim not in (3, 4) or labels.ndim != 1:
         raise DataError(
             f"{path} must hold images (N, H, W) or (N, H, W, C) and labels (N,); got "
@@ -189,8 +193,6 @@ def _read_idx(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
 def _read_folder(
     folder: Path,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
-    from PIL import Image, UnidentifiedImageError
-
     places = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     files = [
         (number, file)
@@ -200,9 +202,38 @@ def _read_folder(
     ]
     if not files:
         raise DataError(f"{folder} must be {_AS}; got no image. Check the path.")
+    stacked = _read_files([file for _, file in files])
+    labels = np.array([number for number, _ in files], np.int64)
+    names = tuple(place.name for place in places)
+    return _as_floats(stacked), labels, names, tuple(str(file) for _, file in files)
+
+
+def read_flat_images(
+    folder: str | os.PathLike[str],
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """Return the images that lie in a folder itself, without classes, and where each lies.
+
+    Args:
+        folder: With images of one size.
+
+    Raises:
+        DataError: If there are none, they differ in size, or one cannot be read.
+    """
+    place = Path(folder)
+    found = sorted(place.iterdir()) if place.is_dir() else []
+    files = [file for file in found if file.suffix.lower() in _SUFFIXES]
+    if not files:
+        raise DataError(f"{folder} must be a folder of images; got none. Check the path.")
+    return _as_floats(_read_files(files)), tuple(str(file) for file in files)
+
+
+def _read_files(files: Sequence[Path]) -> NDArray[np.uint8]:
+    """Return images `(N, H, W, C)`: one channel where all are grey, three else."""
+    from PIL import Image, UnidentifiedImageError
+
     grey = True
     images = []
-    for _, file in files:
+    for file in files:
         try:
             with Image.open(file) as image:
                 if image.mode[0] in "IF":  # 16 bits and more, which a conversion would clip
@@ -217,10 +248,7 @@ def _read_folder(
         if images[-1].shape != images[0].shape:
             raise DataError(
                 f"{file}: expected {images[0].shape[1]} x {images[0].shape[0]} pixels as in "
-                f"{files[0][1]}; got {images[-1].shape[1]} x {images[-1].shape[0]}. Bring all "
+                f"{files[0]}; got {images[-1].shape[1]} x {images[-1].shape[0]}. Bring all "
                 "images to one size first."
             )
-    stacked = np.stack(images)[..., : 1 if grey else 3]
-    labels = np.array([number for number, _ in files], np.int64)
-    names = tuple(place.name for place in places)
-    return _as_floats(stacked), labels, names, tuple(str(file) for _, file in files)
+    return np.stack(images)[..., : 1 if grey else 3]

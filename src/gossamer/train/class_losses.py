@@ -94,9 +94,10 @@ def read_transition(path: str | Path, num_classes: int) -> Any:
         with Path(path).open("rb") as file:
             matrix = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        missing = isinstance(error, FileNotFoundError)
         raise DataError(
-            f"noise_matrix must be a .npy file with the chances of labels; {path}: {error}. Write "
-            "it by numpy.save."
+            f"noise_matrix must be a .npy file with the chances of labels; {path}: "
+            f"{'it does not exist' if missing else error}. Write it by numpy.save."
         ) from None
     if isinstance(matrix, np.ndarray) and matrix.dtype.kind not in "iuf":
         raise DataError(f"{path} must hold numbers; got {matrix.dtype}. Write chances.")

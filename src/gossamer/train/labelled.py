@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gossamer.checks import check_choice, check_given, check_keys, check_range
-from gossamer.errors import DataError
+from gossamer.errors import ConfigError, DataError
 from gossamer.files import begin_folder, read_toml
 from gossamer.losses import LabelSmoothingLoss, estimate_transition
 from gossamer.models import MultiLayerPerceptron
@@ -294,6 +294,11 @@ def check_labelled(job: TrainJob, task: LabelledTask) -> None:
         ConfigError: If an option of one of them is unknown, or they do not fit each other.
         DataError: If the file of the matrix is wrong, or a class has too few rows to estimate one.
     """
+    if job.train.optimizer == "scale_invariant_sgd":
+        raise ConfigError(
+            "optimizer scale_invariant_sgd belongs to the model scale_invariant, on sequences; got "
+            f"the task {job.task['name']}. Use adamw or sgd."
+        )
     build_optimizers(build_classifier(job, task), job.train, torch.device("cpu"))
     if has_teacher(job.loss):
         taught_loss(job.loss)
