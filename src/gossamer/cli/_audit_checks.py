@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli._audit import Finding
@@ -253,23 +254,15 @@ def labels(
         seed: Of folds and models.
         tell: Called with the number of folds done.
     """
-    import torch
-
     from gossamer.measures import find_label_errors
-    from gossamer.models import MultiLayerPerceptron
     from gossamer.train import TrainConfig
-    from gossamer.train.labelled import out_of_fold
+    from gossamer.train.labelled import out_of_fold, seeded_mlp
 
     folds, epochs = (_QUICK_FOLDS, _QUICK_EPOCHS) if quick else (_FOLDS, _EPOCHS)
     width = int(task.x[0].numel())
     steps = epochs * -(-len(task.x) * (folds - 1) // folds // 64)
     config = TrainConfig(steps=max(_LEAST_STEPS, steps), lr=1e-3, device="cpu", checkpoint_every=0)
-
-    def build() -> MultiLayerPerceptron:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return MultiLayerPerceptron(width, task.num_classes)
-
+    build = partial(seeded_mlp, seed, width, task.num_classes)
     p = out_of_fold(build, task.x, task.labels, config, seed=seed, folds=folds, progress=tell)
     report = find_label_errors(p, task.labels)
     classes = task.classes

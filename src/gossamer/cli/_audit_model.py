@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelTarget", "generalization", "open_model"]
 
-_QUICK = ("l2", "l1_path", "l2_path", "spectral")
-_WITHOUT_NORMS = ("sharpness", "pac_bayes")
 _TITLES = {
     "l2": "l2 norm",
     "l1_path": "l1 path norm",
@@ -194,17 +192,17 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
     """
     from gossamer.errors import UnsupportedError
     from gossamer.measures import generalization_report
+    from gossamer.measures.generalization import MEASURES, NORMS
 
     rows_of = (target.train.x, target.train.labels)
     beyond: list[str] = []
     try:
-        measures = _QUICK if quick else None
+        measures = NORMS if quick else None
         report = generalization_report(target.model, rows_of, measures=measures, random_state=seed)
     except UnsupportedError as error:
+        others = [name for name in MEASURES if name not in NORMS]
         beyond = [f"The norms have no rule for this model: {error}"]
-        report = generalization_report(
-            target.model, rows_of, measures=_WITHOUT_NORMS, random_state=seed
-        )
+        report = generalization_report(target.model, rows_of, measures=others, random_state=seed)
     values = {name: _finite(value) for name, value in report.values.items()}
     rows = [{"kind": "measure", **row} for row in report.rows()]
     layers = [{**row, "kind": "layer", "type": row["kind"]} for row in report.layers]
@@ -230,7 +228,7 @@ def generalization(target: ModelTarget, *, quick: bool, seed: int) -> Finding:
     return Finding(
         values=values,
         columns=[
-            {"name": name, "label": _TITLES[name], "unit": "ln" if name in _QUICK else ""}
+            {"name": name, "label": _TITLES[name], "unit": "ln" if name in NORMS else ""}
             for name in values
         ],
         lines=[

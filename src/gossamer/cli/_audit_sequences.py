@@ -95,21 +95,13 @@ def _batches(model: Any, task: Task, seed: int, *, cells: int) -> list[Any]:
     """Return one batch of test samples for each cell of the task's grid that the model can take."""
     import torch
 
-    from gossamer.errors import DataError
+    from gossamer.train.job import reachable_cells
 
     generator = torch.Generator().manual_seed(seed)
-    found: list[Any] = []
-    for cell in task.grid()[:cells]:
-        batch = cell.task.sample(_ROWS, generator=generator, split="test")
-        try:
-            with torch.no_grad():
-                model.eval()(batch.tokens, batch.position_ids)
-        except DataError:
-            if not found:
-                raise
-            break
-        found.append(batch)
-    return found
+    return [
+        cell.task.sample(_ROWS, generator=generator, split="test")
+        for cell in reachable_cells(model, task)[:cells]
+    ]
 
 
 def _variance(model: Any, task: Task, seed: int) -> Finding:

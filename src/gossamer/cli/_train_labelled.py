@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.cli._audit_checks import ACCURACY, CALIBRATION, calibration_note, reliability_figure
 from gossamer.cli._common import Common, print_json, set_threads
-from gossamer.cli._train_page import loss_figure, read_losses
+from gossamer.cli._train_page import loss_figure, read_losses, summary_of
 
 if TYPE_CHECKING:
     from gossamer.tasks import LabelledTask
@@ -71,7 +71,10 @@ def run_labelled(
     calibration = calibration_error(result.probabilities, result.labels)
     cell = {**result.rows()[0], "accuracy": 100 * result.accuracy, "ece": calibration.error}
     bins = reliability_curve(result.probabilities, result.labels).rows()
-    summary = _summary(job, task, cell, time.perf_counter() - started)
+    row = {f"{name}_here": cell[name] for name, _, _ in _COLUMNS}
+    table = [{"arm": "model", "role": "ours", "seeds": 1, **row, "note": ""}]
+    summary = summary_of(job, [cell], table, time.perf_counter() - started)
+    summary["classes"] = list(task.classes)
     summary["calibration"] = calibration.to_dict()
     if result.transition is not None:
         summary["transition"] = result.transition.round(6).tolist()
@@ -96,24 +99,6 @@ def run_labelled(
         )
     what = "FILE.csv" if job.task["name"] == "table" else "IMAGES"
     print(f"page: {page.resolve()}\nnext: gossamer solve {shlex.quote(str(folder))} {what}")
-
-
-def _summary(
-    job: TrainJob, task: LabelledTask, cell: dict[str, Any], seconds: float
-) -> dict[str, Any]:
-    from gossamer._version import __version__
-
-    row = {f"{name}_here": cell[name] for name, _, _ in _COLUMNS}
-    return {
-        "command": "train",
-        "version": __version__,
-        "seconds": round(seconds, 1),
-        "seed": job.seed,
-        "files": ["model.safetensors", "config.json", "config.toml", "metrics.jsonl"],
-        "classes": list(task.classes),
-        "cells": [cell],
-        "table": [{"arm": "model", "role": "ours", "seeds": 1, **row, "note": ""}],
-    }
 
 
 def _write_inputs(

@@ -7,9 +7,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gossamer._version import __version__
 from gossamer.files import write_json
+
+if TYPE_CHECKING:
+    from gossamer.train import TrainJob
 
 __all__ = [
     "Measure",
@@ -17,6 +21,7 @@ __all__ = [
     "loss_figure",
     "measure_of",
     "read_losses",
+    "summary_of",
     "table_of",
     "write_inputs",
 ]
@@ -63,6 +68,21 @@ def table_of(cells: Sequence[dict[str, Any]], measure: Measure) -> list[dict[str
     for number, cell in enumerate(cells):
         row[f"cell_{number}_here"] = cell[measure.column]
     return [{**row, "note": ""}]
+
+
+def summary_of(
+    job: TrainJob, cells: list[dict[str, Any]], table: list[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """Return what `summary.json` of every training run holds."""
+    return {
+        "command": "train",
+        "version": __version__,
+        "seconds": round(seconds, 1),
+        "seed": job.seed,
+        "files": ["model.safetensors", "config.json", "config.toml", "metrics.jsonl"],
+        "cells": cells,
+        "table": table,
+    }
 
 
 def write_inputs(

@@ -160,14 +160,11 @@ def _open(
 
 def _of_model(model: Any, seed: int) -> Any:
     from gossamer.cli._audit_checks import calibration
+    from gossamer.measures.variance import evaluating
     from gossamer.train.labelled import predict_rows
 
-    was = model.model.training
-    model.model.eval()
-    try:
+    with evaluating(model.model):
         p = predict_rows(model.model, model.test.x)
-    finally:
-        model.model.train(was)
     return calibration(p, model.test.labels, seed=seed, note=model.note)
 
 

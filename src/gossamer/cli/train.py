@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from gossamer.cli._common import COMMON, Common, print_json, set_threads
 
 if TYPE_CHECKING:
-    from gossamer.cli._train_page import Measure
     from gossamer.tasks import Task
     from gossamer.train import TrainJob
 
@@ -103,7 +102,7 @@ def run(
             is read when neither --task nor --config is given.
     """
     from gossamer.cli._train_labelled import is_labelled, run_labelled
-    from gossamer.cli._train_page import axes_of, measure_of, write_inputs
+    from gossamer.cli._train_page import axes_of, measure_of, summary_of, table_of, write_inputs
     from gossamer.cli._train_pairs import check_pairs, named_neighbors
     from gossamer.cli._train_ranking import is_ranking, run_ranking
     from gossamer.environment import describe_environment
@@ -157,7 +156,9 @@ def run(
     if rank:
         return  # the first process writes the page
     measure = measure_of(job.task["name"], result.rows()[0])
-    summary = _summary(job, result.rows(), measure, time.perf_counter() - started)
+    cells = result.rows()
+    seconds = time.perf_counter() - started
+    summary = summary_of(job, cells, table_of(cells, measure), seconds)
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", describe_environment())
     title = f"Training run: {job.task.get('path', job.task['name'])}"
@@ -281,20 +282,3 @@ def _job(
         own = {key: value for key, value in given.items() if value is not None}
         values[table] = {**values.get(table, {}), **own}
     return TrainJob.from_dict(values, str(config or "the options"))
-
-
-def _summary(
-    job: TrainJob, rows: list[dict[str, Any]], measure: Measure, seconds: float
-) -> dict[str, Any]:
-    from gossamer._version import __version__
-    from gossamer.cli._train_page import table_of
-
-    return {
-        "command": "train",
-        "version": __version__,
-        "seconds": round(seconds, 1),
-        "seed": job.seed,
-        "files": ["model.safetensors", "config.json", "config.toml", "metrics.jsonl"],
-        "cells": rows,
-        "table": table_of(rows, measure),
-    }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gossamer.train.evaluation import GridResult
     from gossamer.train.pairs import Neighbors
 
-__all__ = ["TrainJob", "load_run", "train_task"]
+__all__ = ["TrainJob", "load_run", "reachable_cells", "train_task"]
 
 _MOST_ROWS = 1000
 """Rows of a cell of a user's file that are measured."""
@@ -246,7 +246,7 @@ def train_task(
         loss, teacher = build_class_loss(job.loss, task.vocab_size), None
     # all options, so that the run is known by its folder alone
     job = dataclasses.replace(job, task=task.config)
-    cells = _reachable(model, task)
+    cells = reachable_cells(model, task)
     seed_all(job.seed)  # what dropout and random starts draw from
     begin_folder(path, tomli_w.dumps(job.to_dict()), resume=resume)
     stream, logger = task.stream(job.batch_size, seed=job.seed), FileLogger(path)
@@ -279,8 +279,12 @@ def _measure(model: Any, task: Task, cells: list[GridCell], num_samples: int) ->
     return GridResult(tuple(rows))
 
 
-def _reachable(model: Any, task: Task) -> list[GridCell]:
-    """Return the cells of the task's grid whose samples the model can take, found before training.
+def reachable_cells(model: Any, task: Task) -> list[GridCell]:
+    """Return the cells of the task's grid whose samples the model can take.
+
+    Args:
+        model: Is left in evaluation mode.
+        task: What it is trained on.
 
     Raises:
         DataError: If it cannot take even the trained length.

@@ -339,9 +339,16 @@ def build_classifier(job: TrainJob, task: LabelledTask) -> MultiLayerPerceptron:
     options: dict[str, Any] = dict(job.model)
     check_choice(str(options.pop("name", "mlp")), ("mlp",), "model for labelled rows")
     check_keys(options, ("hidden_dims",), "[model]")
+    return seeded_mlp(job.seed, int(np.prod(task.shape)), task.num_classes, **options)
+
+
+def seeded_mlp(
+    seed: int, num_features: int, num_classes: int, **options: Any
+) -> MultiLayerPerceptron:
+    """Build an untrained network whose weights are drawn from a seed; no global state changes."""
     with torch.random.fork_rng():
-        torch.manual_seed(job.seed)
-        return MultiLayerPerceptron(int(np.prod(task.shape)), task.num_classes, **options)
+        torch.manual_seed(seed)
+        return MultiLayerPerceptron(num_features, num_classes, **options)
 
 
 def load_labelled_run(

@@ -20,7 +20,14 @@ from gossamer.measures import find_label_errors
 from gossamer.models import MultiLayerPerceptron
 from gossamer.train.class_losses import build_class_loss
 from gossamer.train.config import TrainConfig
-from gossamer.train.labelled import FOLDS, check_estimable, fit_rows, out_of_fold, predict_rows
+from gossamer.train.labelled import (
+    FOLDS,
+    check_estimable,
+    fit_rows,
+    out_of_fold,
+    predict_rows,
+    seeded_mlp,
+)
 
 __all__ = ["NoisyLabelClassifier"]
 
@@ -179,11 +186,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return found
 
     def _build(self, seed: int) -> MultiLayerPerceptron:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return MultiLayerPerceptron(
-                self.n_features_in_, len(self.classes_), hidden_dims=self.hidden_dims
-            )
+        size = len(self.classes_)
+        return seeded_mlp(seed, self.n_features_in_, size, hidden_dims=self.hidden_dims)
 
     def _correct(
         self, x: torch.Tensor, labels: torch.Tensor, config: TrainConfig, seed: int
