@@ -15,6 +15,28 @@ if TYPE_CHECKING:
 __all__ = ["is_sequence_run", "of_pattern", "of_sequences"]
 
 _ROWS = 64
+_PRECISION = (
+    {
+        "term": "Tied rows, tied bias",
+        "text": "Share of queries with two or more weights that bfloat16 rounds to 1, and the mean "
+        "error of their outputs over the mean output, in units of 2^-8. At risk: a tenth of a unit "
+        "or more, far from 0, in a head whose values have one sign in some feature.",
+    },
+)
+_RANKS = (
+    {
+        "term": "Logit rank, weight rank",
+        "text": "How many directions the attention of a head uses, before and after the softmax, "
+        "mean over samples. The first cannot exceed the width of the head.",
+    },
+)
+_UNITS = (
+    {
+        "term": "Active, skew, kurtosis, recall",
+        "text": "Share of hidden units that are not 0; how far the scores are from a normal law (0 "
+        "and 0); with a predictor, the share of the largest units that it keeps.",
+    },
+)
 
 
 def is_sequence_run(folder: Path) -> bool:
@@ -153,7 +175,11 @@ def _precision(model: Any, task: Task, seed: int) -> Finding:
             {"name": "at_risk", "label": "heads that bfloat16 rounds to one side", "unit": ""}
         ],
         lines=[f"precision: {len(risky)} of {len(report.rows())} heads at risk in bfloat16"],
-        rows=[{"kind": "precision", **row} for row in report.rows()],
+        rows=[
+            {"kind": "precision", **row, "at_risk": "yes" if row["at_risk"] else "no"}
+            for row in report.rows()
+        ],
+        terms=_PRECISION,
         lists=[_list("precision", "Rounding in bfloat16, head by head", "precision", columns)],
         details=report.to_dict(),
     )
@@ -179,6 +205,7 @@ def _head_size(model: Any, task: Task, seed: int) -> Finding:
             "the length less 1, which cannot make every attention matrix"
         ],
         rows=[{"kind": "head_size", **row} for row in rows],
+        terms=_RANKS,
         lists=[_list("head-size", "Ranks of logits and weights", "head_size", columns)],
         details={"rows": rows, "narrow": narrow},
     )  # fmt: skip
@@ -199,6 +226,7 @@ def _sparsity(model: Any, task: Task, seed: int) -> Finding:
         columns=[{"name": "active", "label": "active hidden units", "unit": "%"}],
         lines=[f"sparsity: {active:.1f} % of the hidden units are active"],
         rows=[{"kind": "sparsity", **row} for row in rows],
+        terms=_UNITS,
         lists=[_list("sparsity", "Hidden units, layer by layer", "sparsity",
                      ("layer", "active", "target", "skew", "kurtosis", "recall"))],
         details={"rows": rows},
